@@ -1,0 +1,1 @@
+"""What every process shares and what never loads torch."""

@@ -1,0 +1,140 @@
+"""Facts that may be heard by many. Nothing that must not be lost goes here; nothing waits for an answer.
+
+States of `NatsBus`: connecting → connected ⇄ disconnected (reconnects for ever) → closed. While disconnected,
+`publish` drops and counts: a fact that is late is worth less than the next one. Subscriptions come back by
+themselves after a reconnect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+
+from common import logs, trace
+from common.errors import Unavailable
+from common.metrics import counter, gauge
+
+log = logs.get(__name__)
+
+Handler = Callable[[str, bytes], Awaitable[None]]  # (subject, payload)
+
+DROPPED = counter("shoal_bus_dropped_total", "facts not published because the bus was disconnected")
+CONNECTED = gauge("shoal_bus_connected", "1 while the bus is connected")
+
+
+class Bus(Protocol):
+    """Publish and subscribe by subject; `*` matches one token, `>` the rest, as in NATS."""
+
+    @property
+    def connected(self) -> bool: ...
+
+    async def publish(self, subject: str, payload: bytes) -> None: ...
+
+    async def subscribe(self, subject: str, handler: Handler) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class NatsBus:
+    """`Bus` on NATS core."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    @staticmethod
+    async def connect(url: str, name: str, timeout_s: float) -> NatsBus:
+        """Raises `Unavailable` when no server answers within `timeout_s`."""
+        client = Client()
+
+        async def on_error(error: Exception) -> None:
+            log.debug("bus_error", error=repr(error))
+
+        async def on_disconnect() -> None:
+            CONNECTED.set(0)
+            log.warning("bus_disconnected")
+
+        async def on_reconnect() -> None:
+            CONNECTED.set(1)
+            log.info("bus_reconnected")
+
+        options: dict[str, Any] = {
+            "servers": [url], "name": name, "max_reconnect_attempts": -1, "reconnect_time_wait": 0.25,
+            "ping_interval": 5, "max_outstanding_pings": 2, "error_cb": on_error,
+            "disconnected_cb": on_disconnect, "reconnected_cb": on_reconnect,
+        }
+        try:
+            await asyncio.wait_for(client.connect(**options), timeout_s)
+        except (OSError, TimeoutError, NatsError) as error:
+            await _close_quietly(client)
+            raise Unavailable(f"NATS at {_without_secret(url)} is not reachable within {timeout_s:g} s "
+                              f"({type(error).__name__})") from None
+        CONNECTED.set(1)
+        return NatsBus(client)
+
+    @property
+    def connected(self) -> bool:
+        return bool(self._client.is_connected)
+
+    async def publish(self, subject: str, payload: bytes) -> None:
+        if not self.connected:
+            DROPPED.inc()
+            return
+        try:
+            await self._client.publish(subject, payload, headers=trace.carrier() or None)
+        except NatsError:
+            DROPPED.inc()
+
+    async def subscribe(self, subject: str, handler: Handler) -> None:
+        async def on_message(message: Any) -> None:
+            with trace.attached(message.headers or {}):
+                await handler(message.subject, message.data)
+
+        await self._client.subscribe(subject, cb=on_message)
+
+    async def close(self) -> None:
+        await _close_quietly(self._client)
+
+
+class MemoryBus:
+    """`Bus` within one process, for tests: handlers run before `publish` returns."""
+
+    def __init__(self) -> None:
+        self._handlers: defaultdict[str, list[Handler]] = defaultdict(list)
+        self.connected = True
+
+    async def publish(self, subject: str, payload: bytes) -> None:
+        if self.connected:
+            for pattern, handlers in self._handlers.items():
+                if _matches(pattern.split("."), subject.split(".")):
+                    for handler in handlers:
+                        await handler(subject, payload)
+
+    async def subscribe(self, subject: str, handler: Handler) -> None:
+        self._handlers[subject].append(handler)
+
+    async def close(self) -> None:
+        self._handlers.clear()
+
+
+def _matches(pattern: list[str], subject: list[str]) -> bool:
+    if pattern and pattern[-1] == ">":
+        return len(subject) >= len(pattern) and _matches(pattern[:-1], subject[: len(pattern) - 1])
+    return len(pattern) == len(subject) and all(p in ("*", s) for p, s in zip(pattern, subject, strict=True))
+
+
+async def _close_quietly(client: Client) -> None:
+    try:
+        await asyncio.wait_for(client.close(), 2.0)
+    except (TimeoutError, NatsError, OSError):
+        log.debug("bus_close_failed")
+
+
+def _without_secret(url: str) -> str:
+    return url.rsplit("@", 1)[-1]
+
+

@@ -1,0 +1,164 @@
+"""gRPC as all our services use it: errors with their facts, deadlines, request id and trace context.
+
+Server side, a `ShoalError` raised by a handler ends the call with its gRPC status and its facts in trailing
+metadata; anything else becomes `InternalError` and is logged. Client side, the same error is raised again;
+`UNAVAILABLE` without facts is `Unavailable`, a passed deadline `DeadlineExceeded`. Stream handlers are async
+generators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+
+from common import logs, trace
+from common.errors import (
+    DeadlineExceeded,
+    InternalError,
+    ShoalError,
+    Unavailable,
+    from_wire,
+)
+from proto import common_pb2
+
+log = logs.get(__name__)
+
+ERROR_KEY: Final = "shoal-error-bin"
+MAX_MESSAGE_BYTES: Final = 32 << 20
+DEFAULT_TIMEOUT_S: Final = 10.0
+_OPTIONS: Final = [
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+_SERVER_OPTIONS: Final = [*_OPTIONS, ("grpc.http2.min_ping_interval_without_data_ms", 5_000), ("grpc.so_reuseport", 0)]
+_CHANNEL_OPTIONS: Final = [
+    *_OPTIONS, ("grpc.initial_reconnect_backoff_ms", 100), ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+]
+
+
+def error_to_proto(error: ShoalError) -> common_pb2.ErrorDetail:
+    return common_pb2.ErrorDetail(
+        code=error.code, message=error.message, param=error.param, retry_after_s=error.retry_after_s)
+
+
+def error_from_proto(detail: common_pb2.ErrorDetail) -> ShoalError:
+    facts = {"code": detail.code, "message": detail.message}
+    if detail.HasField("param"):
+        facts["param"] = detail.param
+    if detail.HasField("retry_after_s"):
+        facts["retry_after_s"] = repr(detail.retry_after_s)
+    return from_wire(facts)
+
+
+def error_from_rpc(error: grpc.RpcError) -> ShoalError:
+    """What a failed call means; facts in the trailing metadata win over the status."""
+    for key, value in (error.trailing_metadata() or ()) if isinstance(error, grpc.aio.AioRpcError) else ():
+        if key == ERROR_KEY:
+            return error_from_proto(common_pb2.ErrorDetail.FromString(value))
+    status = error.code()
+    detail = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+    if status == grpc.StatusCode.DEADLINE_EXCEEDED:
+        return DeadlineExceeded(f"the call did not end within its deadline: {detail}")
+    if status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+        return Unavailable(f"the service cannot be reached: {detail}", retry_after_s=1.0)
+    return InternalError(f"{status.name}: {detail}")
+
+
+class ServerInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Adopts the caller's trace context and request id, and maps errors, around every handler."""
+
+    async def intercept_service(
+        self, continuation: Callable[..., Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        method = handler_call_details.method
+        if handler.unary_unary:
+            return grpc.unary_unary_rpc_method_handler(
+                _unary(handler.unary_unary, method), handler.request_deserializer, handler.response_serializer)
+        if handler.unary_stream:
+            return grpc.unary_stream_rpc_method_handler(
+                _stream(handler.unary_stream, method), handler.request_deserializer, handler.response_serializer)
+        if handler.stream_stream:
+            return grpc.stream_stream_rpc_method_handler(
+                _stream(handler.stream_stream, method), handler.request_deserializer, handler.response_serializer)
+        return handler
+
+
+def _received(context: grpc.aio.ServicerContext[Any, Any]) -> dict[str, str]:
+    return {k: v for k, v in context.invocation_metadata() or () if isinstance(v, str)}
+
+
+async def _abort(context: grpc.aio.ServicerContext[Any, Any], method: str, error: Exception) -> None:
+    if not isinstance(error, ShoalError):
+        log.error("rpc_failed", method=method, exc_info=error)
+        error = InternalError(f"{type(error).__name__} in {method}")
+    await context.abort(
+        getattr(grpc.StatusCode, error.grpc_status), error.message,
+        ((ERROR_KEY, error_to_proto(error).SerializeToString()),))
+
+
+def _unary(inner: Callable[..., Awaitable[Any]], method: str) -> Callable[..., Awaitable[Any]]:
+    async def handle(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        with trace.attached(_received(context)):
+            try:
+                return await inner(request, context)
+            except grpc.aio.AbortError:
+                raise
+            except Exception as error:
+                await _abort(context, method, error)
+
+    return handle
+
+
+def _stream(inner: Callable[..., AsyncIterator[Any]], method: str) -> Callable[..., AsyncIterator[Any]]:
+    async def handle(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+        with trace.attached(_received(context)):
+            try:
+                async for message in inner(request, context):
+                    yield message
+            except grpc.aio.AbortError:
+                raise
+            except Exception as error:
+                await _abort(context, method, error)
+
+    return handle
+
+
+class _UnaryClientInterceptor(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[misc]
+    async def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        details = _with_context(client_call_details, client_call_details.timeout or DEFAULT_TIMEOUT_S)
+        call = await continuation(details, request)
+        try:
+            return await call
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error) from error
+
+
+class _StreamClientInterceptor(grpc.aio.StreamStreamClientInterceptor):  # type: ignore[misc]
+    async def intercept_stream_stream(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
+        return await continuation(_with_context(client_call_details, client_call_details.timeout), request_iterator)
+
+
+def _with_context(details: Any, timeout: float | None) -> grpc.aio.ClientCallDetails:
+    metadata = grpc.aio.Metadata(*(details.metadata or ()), *trace.carrier().items())
+    return grpc.aio.ClientCallDetails(details.method, timeout, metadata, details.credentials, details.wait_for_ready)
+
+
+def open_channel(address: str) -> grpc.aio.Channel:
+    """A channel to `host:port` with our interceptors; connects lazily. Unary calls get a default deadline."""
+    return grpc.aio.insecure_channel(
+        address, options=_CHANNEL_OPTIONS, interceptors=[_UnaryClientInterceptor(), _StreamClientInterceptor()])
+
+
+def new_server() -> grpc.aio.Server:
+    return grpc.aio.server(interceptors=[ServerInterceptor()], options=_SERVER_OPTIONS)

@@ -1,0 +1,1 @@
+"""What prefill and decode workers share: scheduling (torch-free) and the model runner (torch)."""
