@@ -48,8 +48,7 @@ class TokenDelta:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
-    queue_s: float = 0.0  # submitted → first scheduled
-    prefill_s: float = 0.0  # first scheduled → first token
+    queue_s: float = 0.0  # submitted → first admitted by the scheduler
 
 
 @dataclass(frozen=True, slots=True)

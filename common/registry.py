@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import secrets
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 import redis.asyncio as redis
 from redis.exceptions import RedisError
@@ -20,6 +20,9 @@ from common.errors import FingerprintMismatch, Unavailable
 from common.service_record import ServiceRecord
 
 log = logs.get(__name__)
+
+Records: TypeAlias = list[ServiceRecord]
+_Answer: TypeAlias = list[bytes]
 
 _INDEX = "shoal:services"
 _HASH_KEY = "shoal:hash-key"
@@ -67,7 +70,7 @@ class Registry(Protocol):
     async def register(self, record: ServiceRecord, ttl_s: float) -> Lease:
         """Raises `FingerprintMismatch` naming both values when a live worker of the model differs."""
 
-    async def list(self) -> list[ServiceRecord]:
+    async def list(self) -> Records:
         """All live records. Raises `Unavailable` when the registry cannot be asked."""
 
     async def deployment_key(self) -> bytes:
@@ -105,7 +108,7 @@ class RedisRegistry:
         await lease.start()
         return lease
 
-    async def list(self) -> list[ServiceRecord]:
+    async def list(self) -> Records:
         try:
             keys = sorted(await cast(Any, self._client.smembers(_INDEX)))
             texts = await self._client.mget(keys) if keys else []
@@ -120,17 +123,17 @@ class RedisRegistry:
         try:
             drawn = self._key or secrets.token_bytes(32)
             await self._client.set(_HASH_KEY, drawn, nx=True)
-            self._key = bytes(await self._client.get(_HASH_KEY))
+            self._key = cast(bytes, await self._client.get(_HASH_KEY))
         except (RedisError, OSError, TimeoutError) as error:
             raise Unavailable(f"registry: {type(error).__name__}") from error
         return self._key
 
-    async def write(self, record: ServiceRecord, ttl_s: float) -> list[bytes]:
+    async def write(self, record: ServiceRecord, ttl_s: float) -> _Answer:
         """One run of the register script; also restores the deployment key if Redis lost it."""
         if self._key is not None:
             await self._client.set(_HASH_KEY, self._key, nx=True)
         fingerprint = "1" if record.fingerprint else ""
-        return cast(list[bytes], await cast(Any, self._client.eval(
+        return cast(_Answer, await cast(Any, self._client.eval(
             _REGISTER, 2, _INDEX, _key_of(record), record.to_json(), str(int(ttl_s * 1000)),
             repr(record.started_at_unix_s), fingerprint)))
 
@@ -146,6 +149,7 @@ class _RedisLease:
     def __init__(self, registry: RedisRegistry, record: ServiceRecord, ttl_s: float) -> None:
         self._registry, self.record, self._ttl_s = registry, record, ttl_s
         self._writing = asyncio.Lock()
+        self._fenced = False  # a newer life of the same id holds the key
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -165,6 +169,8 @@ class _RedisLease:
     async def release(self) -> None:
         if self._task is not None:
             self._task.cancel()
+        if self._fenced:
+            return
         async with self._writing:
             try:
                 await self._registry.erase(self.record)
@@ -190,7 +196,9 @@ class _RedisLease:
                     f"{other.service} {other.service_id} serves this model with {other.fingerprint}, "
                     f"this worker has {self.record.fingerprint}")
             if answer[0] == b"superseded":
-                log.error("lease_superseded", service_id=self.record.service_id)
+                if not self._fenced:
+                    log.error("lease_superseded", service_id=self.record.service_id)
+                self._fenced = True
             elif answer[1] == b"1":  # the key was gone: the first registration, or a lost lease
                 self.record = dataclasses.replace(self.record, lease=self.record.lease + 1)
                 log.info("lease_registered", lease=self.record.lease)
@@ -218,10 +226,10 @@ class MemoryRegistry:
         await lease.update(lease=1)
         return lease
 
-    async def list(self) -> list[ServiceRecord]:
+    async def list(self) -> Records:
         if not self.reachable:
             raise Unavailable("registry: made unreachable")
-        return list(self.records.values())
+        return [*self.records.values()]
 
     async def deployment_key(self) -> bytes:
         return self._key

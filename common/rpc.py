@@ -61,7 +61,7 @@ def error_from_proto(detail: common_pb2.ErrorDetail) -> ShoalError:
 def error_from_rpc(error: grpc.RpcError) -> ShoalError:
     """What a failed call means; facts in the trailing metadata win over the status."""
     for key, value in (error.trailing_metadata() or ()) if isinstance(error, grpc.aio.AioRpcError) else ():
-        if key == ERROR_KEY:
+        if key == ERROR_KEY and isinstance(value, bytes):
             return error_from_proto(common_pb2.ErrorDetail.FromString(value))
     status = error.code()
     detail = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
@@ -72,7 +72,7 @@ def error_from_rpc(error: grpc.RpcError) -> ShoalError:
     return InternalError(f"{status.name}: {detail}")
 
 
-class ServerInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+class ServerInterceptor(grpc.aio.ServerInterceptor):
     """Adopts the caller's trace context and request id, and maps errors, around every handler."""
 
     async def intercept_service(
@@ -134,7 +134,7 @@ def _stream(inner: Callable[..., AsyncIterator[Any]], method: str) -> Callable[.
     return handle
 
 
-class _UnaryClientInterceptor(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[misc]
+class _UnaryClientInterceptor(grpc.aio.UnaryUnaryClientInterceptor):
     async def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
         details = _with_context(client_call_details, client_call_details.timeout or DEFAULT_TIMEOUT_S)
         call = await continuation(details, request)
@@ -144,7 +144,7 @@ class _UnaryClientInterceptor(grpc.aio.UnaryUnaryClientInterceptor):  # type: ig
             raise error_from_rpc(error) from error
 
 
-class _StreamClientInterceptor(grpc.aio.StreamStreamClientInterceptor):  # type: ignore[misc]
+class _StreamClientInterceptor(grpc.aio.StreamStreamClientInterceptor):
     async def intercept_stream_stream(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
         return await continuation(_with_context(client_call_details, client_call_details.timeout), request_iterator)
 

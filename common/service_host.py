@@ -14,7 +14,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib import metadata
 from typing import Any, Protocol, TypeVar
 
@@ -26,7 +25,7 @@ from grpc_health.v1._async import HealthServicer
 from common import logs, rpc
 from common.bus import Bus, NatsBus
 from common.config import ServiceConfig, load_or_exit
-from common.errors import ConfigError, ShoalError
+from common.errors import ConfigError, InternalError, ShoalError
 from common.metrics import MetricsServer
 from common.registry import Lease, RedisRegistry, Registry
 from common.service_record import Fingerprint, ServiceRecord
@@ -35,12 +34,19 @@ log = logs.get(__name__)
 Config = TypeVar("Config", bound=ServiceConfig)
 
 
-@dataclass(frozen=True, slots=True)
 class Deps:
     """What a service is given from outside; tests put in-memory ones here."""
 
-    bus: Bus
-    registry: Registry
+    def __init__(self, bus: Bus, registry: Registry) -> None:
+        self.bus, self.registry = bus, registry
+        self.failure: str | None = None
+        self.failed = asyncio.Event()
+
+    def fail(self, why: str) -> None:
+        """The service cannot go on: the process drains what it can and exits 1."""
+        log.error("service_failed", why=why)
+        self.failure = self.failure or why
+        self.failed.set()
 
 
 class Service(Protocol):
@@ -129,19 +135,19 @@ async def open_deps(config: ServiceConfig) -> Deps:
     return Deps(bus, registry)
 
 
-async def serve(service: Service, drain_timeout_s: float) -> None:
-    """Start, wait for a signal, drain, stop. A second signal cuts the drain short."""
+async def serve(service: Service, deps: Deps, drain_timeout_s: float) -> None:
+    """Start, wait for a signal or a failure, drain, stop. A second signal cuts the drain short."""
     signals: asyncio.Queue[int] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.put_nowait, number)
-    stopping = asyncio.create_task(signals.get())
+    stopping: set[asyncio.Task[Any]] = {asyncio.create_task(signals.get()), asyncio.create_task(deps.failed.wait())}
     starting = asyncio.create_task(service.start())
     try:
-        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if not stopping.done():
+        await asyncio.wait({starting, *stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
             starting.result()
-            await stopping
+            await asyncio.wait(stopping, return_when=asyncio.FIRST_COMPLETED)
             log.info("draining", limit_s=drain_timeout_s)
             again = asyncio.create_task(signals.get())
             draining = asyncio.create_task(service.drain())
@@ -154,8 +160,8 @@ async def serve(service: Service, drain_timeout_s: float) -> None:
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
     finally:
-        starting.cancel()
-        stopping.cancel()
+        for task in (starting, *stopping):
+            task.cancel()
         await service.stop()
 
 
@@ -167,7 +173,9 @@ def run(config_cls: type[Config], build: Callable[[Config, Deps], Service], argv
     async def main() -> None:
         deps = await open_deps(config)
         try:
-            await serve(build(config, deps), config.drain_timeout_s)
+            await serve(build(config, deps), deps, config.drain_timeout_s)
+            if deps.failure is not None:
+                raise InternalError(deps.failure)
         finally:
             await deps.bus.close()
             await deps.registry.close()

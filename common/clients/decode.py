@@ -1,0 +1,261 @@
+"""Decode workers as the gateway sees them: one long stream per worker, many requests on it.
+
+States of a `_Link`: connecting → connected → broken → connecting (again while the worker is listed) → closed. When a
+connected link breaks, each request on it ends with `WorkerLost`; the worker in turn aborts what came over it.
+Requests on a link: submitted → (deltas)* → finished, or aborted by closing the iterator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+import grpc.aio
+
+from common import logs, rpc
+from common.bus import Bus
+from common.directory import Directory
+from common.errors import InternalError, ShoalError, Unavailable, WorkerLost
+from common.generation import FinishReason, Generation, ModelFacts, TokenDelta, WorkerView
+from common.sampling_params import SamplingParams
+from common.service_record import ServiceRecord
+from proto import common_pb2, decode_pb2, decode_pb2_grpc, events_pb2
+
+log = logs.get(__name__)
+
+LOAD_SUBJECT = "shoal.load"  # shoal.load.<worker_id>
+LOAD_STALE_S = 5.0  # an older report says nothing
+CONNECT_TIMEOUT_S = 5.0
+RECONNECT_WAIT_S = 0.3
+MAX_QUEUED_COMMANDS = 4096
+
+_FINISH = {
+    common_pb2.FINISH_REASON_STOP: FinishReason.STOP,
+    common_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+    common_pb2.FINISH_REASON_ABORT: FinishReason.ABORT,
+    common_pb2.FINISH_REASON_ERROR: FinishReason.ERROR,
+}
+
+
+class DecodeClient:
+    """`common.generation.DecodePort` over gRPC. `start` before use, `stop` once."""
+
+    def __init__(self, directory: Directory, bus: Bus) -> None:
+        self._directory, self._bus = directory, bus
+        self._links: dict[str, _Link] = {}
+        self._loads: dict[str, tuple[float, events_pb2.WorkerLoad]] = {}
+        self._models: dict[str, ModelFacts] = {}
+        self._connected = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self._bus.subscribe(f"{LOAD_SUBJECT}.*", self._on_load)
+        self._follow()
+        self._task = asyncio.create_task(self._keep_following())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        for link in list(self._links.values()):
+            await link.close()
+        self._links.clear()
+
+    def models(self) -> list[ModelFacts]:
+        return sorted(self._models.values(), key=lambda m: m.name)
+
+    def workers(self, model: str) -> list[WorkerView]:
+        return [self._view(link, model) for link in self._links.values()
+                if link.connected and link.record.state == "ready" and model in link.record.models]
+
+    async def wait_for_workers(self, model: str, timeout_s: float) -> list[WorkerView]:
+        deadline = time.monotonic() + timeout_s
+        while not (found := self.workers(model)):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return []
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._connected.wait(), min(left, 0.5))
+        return found
+
+    async def generate(self, worker_id: str, generation: Generation) -> AsyncIterator[TokenDelta]:
+        link = self._links.get(worker_id)
+        if link is None or not link.connected:
+            raise Unavailable(f"decode worker {worker_id} is not connected", retry_after_s=1.0)
+        deltas = link.submit(generation)
+        finished = False
+        try:
+            while not finished:
+                delta = await deltas.get()
+                if isinstance(delta, ShoalError):
+                    finished = True
+                    raise delta
+                finished = delta.finish_reason is not None
+                if delta.error is not None:
+                    raise delta.error
+                yield delta
+        finally:
+            link.forget(generation.request_id, abort=not finished)
+
+    def _view(self, link: _Link, model: str) -> WorkerView:
+        record = link.record
+        assert record.fingerprint is not None
+        at, load = self._loads.get(record.service_id, (0.0, events_pb2.WorkerLoad()))
+        if time.monotonic() - at > LOAD_STALE_S or load.incarnation != record.incarnation:
+            load = events_pb2.WorkerLoad(num_free_blocks=record.capacity.get("num_blocks", 0))
+        return WorkerView(
+            worker_id=record.service_id, model=model, fingerprint=record.fingerprint,
+            max_model_len=record.capacity.get("max_model_len", 0), max_num_seqs=record.capacity.get("max_num_seqs", 1),
+            num_running=load.num_running, num_waiting=load.num_waiting,
+            num_blocks=record.capacity.get("num_blocks", 0), num_free_blocks=load.num_free_blocks,
+            num_in_flight=link.num_in_flight)
+
+    async def _on_load(self, _subject: str, payload: bytes) -> None:
+        load = events_pb2.WorkerLoad.FromString(payload)
+        if load.worker_id in self._links:  # bounded by the workers that are listed
+            self._loads[load.worker_id] = (time.monotonic(), load)
+
+    async def _keep_following(self) -> None:
+        while True:
+            await self._directory.changed(timeout_s=2.0)
+            self._follow()
+
+    def _follow(self) -> None:
+        """Make the links match the directory: one per listed incarnation that has not been dropped."""
+        listed = {r.service_id: r for r in self._directory.all("decode") if r.fingerprint is not None}
+        for worker_id, link in list(self._links.items()):
+            record = listed.get(worker_id)
+            if record is None or record.incarnation != link.record.incarnation:
+                del self._links[worker_id]
+                self._loads.pop(worker_id, None)
+                link.retire()
+            else:
+                link.record = record  # the state may have changed
+        for worker_id, record in listed.items():
+            if worker_id not in self._links:
+                self._links[worker_id] = _Link(record, self._connected)
+            for model in record.models:
+                self._models[model] = ModelFacts(
+                    model, record.capacity.get("max_model_len", 0), int(record.started_at_unix_s))
+
+
+class _Link:
+    """One `Generate` stream to one incarnation of a worker, kept up until `close`."""
+
+    def __init__(self, record: ServiceRecord, connected_event: asyncio.Event) -> None:
+        self.record = record
+        self.connected = False
+        self._event = connected_event
+        self._open: dict[str, asyncio.Queue[TokenDelta | ShoalError]] = {}
+        self._commands: asyncio.Queue[decode_pb2.GenerateCommand] = asyncio.Queue(MAX_QUEUED_COMMANDS)
+        self._channel = rpc.open_channel(record.address)
+        self._task = asyncio.create_task(self._run())
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._open)
+
+    def submit(self, generation: Generation) -> asyncio.Queue[TokenDelta | ShoalError]:
+        # A queue holds one request's unread deltas: bounded by its max_tokens.
+        queue: asyncio.Queue[TokenDelta | ShoalError] = asyncio.Queue()
+        try:
+            self._commands.put_nowait(decode_pb2.GenerateCommand(submit=_submit_message(generation)))
+        except asyncio.QueueFull:
+            raise Unavailable("the stream to the worker is congested", retry_after_s=1.0) from None
+        self._open[generation.request_id] = queue
+        return queue
+
+    def forget(self, request_id: str, *, abort: bool) -> None:
+        if self._open.pop(request_id, None) is None or not (abort and self.connected):
+            return
+        command = decode_pb2.GenerateCommand(abort=decode_pb2.Abort(request_id=request_id, reason="caller left"))
+        try:
+            self._commands.put_nowait(command)
+        except asyncio.QueueFull:  # an unsent abort would leak blocks: break the stream, which aborts all
+            log.error("link_congested", worker_id=self.record.service_id)
+            self._task.cancel()
+            self._task = asyncio.create_task(self._run())
+
+    def retire(self) -> None:
+        """The registry no longer lists this incarnation: let running requests end, then close."""
+        self._retiring = asyncio.create_task(self._close_when_idle())
+
+    async def close(self) -> None:
+        self._task.cancel()
+        self._fail_open("the gateway closed its stream to the worker")
+        await self._channel.close()
+
+    async def _close_when_idle(self) -> None:
+        while self._open and self.connected:
+            await asyncio.sleep(0.2)
+        await self.close()
+
+    async def _run(self) -> None:
+        while True:
+            why = "closed by the worker"
+            try:
+                await self._stream()
+            except grpc.aio.AioRpcError as error:
+                why = rpc.error_from_rpc(error).message
+            except TimeoutError:
+                why = f"no answer within {CONNECT_TIMEOUT_S:g} s"
+            finally:
+                was, self.connected = self.connected, False
+                self._fail_open(f"decode worker {self.record.service_id} was lost")
+                while not self._commands.empty():
+                    self._commands.get_nowait()
+            if was:
+                log.warning("worker_lost", worker_id=self.record.service_id, why=why)
+            await asyncio.sleep(RECONNECT_WAIT_S)
+
+    async def _stream(self) -> None:
+        call = decode_pb2_grpc.DecodeStub(self._channel).Generate(self._sending())
+        try:
+            await asyncio.wait_for(call.initial_metadata(), CONNECT_TIMEOUT_S)
+            self.connected = True
+            self._event.set()
+            self._event.clear()
+            async for batch in call:
+                for delta in batch.deltas:
+                    queue = self._open.get(delta.request_id)
+                    if queue is not None:  # aborted requests may still have a delta on the way
+                        queue.put_nowait(_delta_from(delta))
+        finally:
+            call.cancel()
+
+    async def _sending(self) -> AsyncIterator[decode_pb2.GenerateCommand]:
+        while True:
+            yield await self._commands.get()
+
+    def _fail_open(self, why: str) -> None:
+        for queue in self._open.values():
+            queue.put_nowait(WorkerLost(why, retry_after_s=1.0))
+        self._open.clear()
+
+
+def _submit_message(generation: Generation) -> decode_pb2.Submit:
+    return decode_pb2.Submit(
+        request_id=generation.request_id, model=generation.model, prompt_token_ids=generation.prompt_token_ids,
+        block_hashes=b"".join(generation.block_hashes), params=params_to_proto(generation.params),
+        adapter=generation.adapter, cache_salt=generation.cache_salt, timeout_s=generation.timeout_s,
+        trace_context=dict(generation.trace_context))
+
+
+def params_to_proto(params: SamplingParams) -> common_pb2.SamplingParams:
+    return common_pb2.SamplingParams(
+        max_tokens=params.max_tokens, temperature=params.temperature, top_k=params.top_k, top_p=params.top_p,
+        seed=params.seed, ignore_eos=params.ignore_eos, stop_token_ids=params.stop_token_ids,
+        logit_bias=params.logit_bias)
+
+
+def _delta_from(delta: decode_pb2.RequestDelta) -> TokenDelta:
+    finish = _FINISH.get(delta.finish_reason)
+    error = rpc.error_from_proto(delta.error) if delta.HasField("error") else None
+    if finish is FinishReason.ERROR and error is None:
+        error = InternalError("the worker ended the request with an error that it did not name")
+    return TokenDelta(
+        request_id=delta.request_id, token_ids=tuple(delta.token_ids), finish_reason=finish, error=error,
+        stop_token_id=delta.stop_token_id if delta.HasField("stop_token_id") else None,
+        num_prompt_tokens=delta.num_prompt_tokens, num_cached_tokens=delta.num_cached_tokens,
+        num_output_tokens=delta.num_output_tokens, queue_s=delta.queue_s)

@@ -1,0 +1,78 @@
+"""From a model folder and a configuration to an engine that is ready to step."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from common import logs
+from common.block_hash import HashScheme
+from common.errors import ConfigError
+from common.service_record import Fingerprint
+from decode_svc.config import DecodeConfig
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.mock_runner import MockMode, MockRunner
+from engine.model_config import ModelConfig
+from engine.model_revision import model_revision
+from engine.step import Runner
+
+log = logs.get(__name__)
+
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEngine:
+    """`fingerprint` says what its KV blocks are, `capacity` what it can take."""
+
+    core: EngineCore
+    fingerprint: Fingerprint
+    capacity: dict[str, int]
+
+    @staticmethod
+    def load(config: DecodeConfig, model: str, hash_key: bytes) -> ModelEngine:
+        """Blocking: seconds for a small model. Raises `ModelLoadError` or `ConfigError` with one clear line."""
+        started = time.monotonic()
+        folder = Path(config.model_path)
+        shape = ModelConfig.from_folder(folder)
+        fingerprint = Fingerprint(
+            model=model, revision=model_revision(folder), dtype="float32" if config.dtype == "auto" else config.dtype,
+            block_size=config.block_size, num_layers=shape.num_layers, num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim)
+        engine_config = _engine_config(config, shape, fingerprint)
+        runner = _runner(config, engine_config, folder, shape)
+        scheme = HashScheme(hash_key, model, fingerprint.revision, fingerprint.dtype, config.block_size)
+        log.info("model_loaded", model=model, revision=fingerprint.revision, runner=config.runner,
+                 seconds=round(time.monotonic() - started, 2), num_blocks=engine_config.num_blocks)
+        return ModelEngine(EngineCore(engine_config, runner, scheme), fingerprint, {
+            "num_blocks": engine_config.num_blocks, "max_num_seqs": engine_config.max_num_seqs,
+            "max_model_len": engine_config.max_model_len})
+
+
+def _engine_config(config: DecodeConfig, shape: ModelConfig, fingerprint: Fingerprint) -> EngineConfig:
+    max_model_len = config.max_model_len or shape.max_position_embeddings
+    if max_model_len > shape.max_position_embeddings:
+        raise ConfigError(f"max_model_len={max_model_len} is beyond the model's context of "
+                          f"{shape.max_position_embeddings}", param="max_model_len")
+    block_bytes = (shape.num_layers * 2 * shape.num_kv_heads * shape.head_dim * config.block_size
+                   * _ITEM_BYTES[fingerprint.dtype])
+    num_blocks = config.num_blocks or config.kv_cache_bytes // block_bytes
+    if num_blocks < 1:
+        raise ConfigError(f"kv_cache_bytes={config.kv_cache_bytes} is less than one block of {block_bytes} bytes",
+                          param="kv_cache_bytes")
+    return EngineConfig(
+        block_size=config.block_size, num_blocks=num_blocks, max_model_len=max_model_len,
+        max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_waiting=config.max_num_waiting, enable_prefix_caching=config.enable_prefix_caching)
+
+
+def _runner(config: DecodeConfig, engine: EngineConfig, folder: Path, shape: ModelConfig) -> Runner:
+    if config.runner.startswith("mock-"):
+        return MockRunner(
+            MockMode(config.runner.removeprefix("mock-")), num_blocks=engine.num_blocks, block_size=engine.block_size,
+            vocab_size=shape.vocab_size, eos_token_ids=shape.eos_token_ids, step_seconds=config.mock_step_s)
+    from engine.cpu_runner import load_runner  # only here is torch loaded
+
+    return load_runner(folder, engine, config.dtype, config.device, config.torch_threads)

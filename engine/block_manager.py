@@ -1,0 +1,101 @@
+"""Which blocks each request has. The only writer of block tables and the only caller of the pool.
+
+Per request:  no blocks ──allocate (with a prefix hit, shared)──▶ table grows ──free──▶ no blocks
+
+A block's hash is made public by `commit`, after the step that filled it has retired, never before: a hit must
+not lead to KV that is still being written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from common.block_hash import HashScheme
+from engine.block_pool import BlockPool, LedgerError
+from engine.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixHit:
+    """The leading blocks of a request that are cached; opaque to the scheduler but for the token count."""
+
+    block_ids: tuple[int, ...] = ()
+    num_tokens: int = 0
+
+
+_NO_HIT = PrefixHit()
+
+
+class BlockManager:
+    """Matches, allocates, commits and frees the blocks of requests over one `BlockPool`."""
+
+    def __init__(self, pool: BlockPool, scheme: HashScheme, enable_prefix_caching: bool = True) -> None:
+        self._pool = pool
+        self._scheme = scheme
+        self._size = scheme.block_size
+        self._caching = enable_prefix_caching
+
+    def match(self, request: Request) -> PrefixHit:
+        """The longest cached prefix in full blocks that leaves at least one token to compute.
+
+        Valid until the next `allocate`, `commit` or `free`.
+        """
+        if not self._caching:
+            return _NO_HIT
+        found: list[int] = []
+        for block_hash in request.block_hashes[: (request.num_tokens - 1) // self._size]:
+            block_id = self._pool.lookup(block_hash)
+            if block_id is None:
+                break
+            found.append(block_id)
+        return PrefixHit(tuple(found), len(found) * self._size)
+
+    def allocate(self, request: Request, num_slots: int, hit: PrefixHit = _NO_HIT) -> bool:
+        """Make the block table cover token positions `0 .. num_slots - 1`: all of it, or nothing and False.
+
+        `hit` becomes the head of an empty table; its blocks are shared, not copied.
+        """
+        missing = -(-num_slots // self._size) - len(request.block_ids) - len(hit.block_ids)
+        if missing <= 0:  # never with a hit, which leaves a token to compute
+            return True
+        revived = sum(self._pool.is_grantable(block_id) for block_id in hit.block_ids)
+        if missing > self._pool.num_grantable - revived:
+            return False
+        self._pool.share(hit.block_ids)
+        request.num_public_blocks += len(hit.block_ids)
+        request.block_ids += hit.block_ids + self._pool.take(missing)
+        return True
+
+    def commit(self, request: Request) -> None:
+        """Publish the blocks filled up to `num_computed_tokens`, by prompt or output. The step must have retired."""
+        first, full = request.num_public_blocks, request.num_computed_tokens // self._size
+        if not self._caching or full <= first:
+            return
+        request.grow_hashes(self._scheme, full)
+        parent = request.block_hashes[first - 1] if first else request.root
+        self._pool.publish(request.block_ids[first:full], request.block_hashes[first:full], parent)
+        request.num_public_blocks = full
+
+    def free(self, request: Request) -> None:
+        """Give all blocks back; what is public stays cached. The last step that touches them must have retired."""
+        self._pool.release(reversed(request.block_ids))
+        request.block_ids = ()
+        request.num_public_blocks = 0
+
+    def count_leaked(self, live: Collection[Request]) -> int:
+        """Blocks held by no live request, yet neither free nor cached. O(pool)."""
+        return self._pool.count_leaked(request.block_ids for request in live)
+
+    def check(self, live: Collection[Request]) -> None:
+        """Raise `LedgerError` unless pool and block tables agree. `live`: all requests. O(pool + tables)."""
+        self._pool.check(request.block_ids for request in live)
+        for request in live:
+            if len(request.block_ids) * self._size < request.num_computed_tokens:
+                raise LedgerError(
+                    f"request {request.request_id} has {request.num_computed_tokens} computed tokens in "
+                    f"{len(request.block_ids)} blocks of {self._size}")
+            for block_id, own in zip(
+                    request.block_ids[: request.num_public_blocks], request.block_hashes, strict=False):
+                if self._pool.hash_of(block_id) != own:
+                    raise LedgerError(f"request {request.request_id} holds block {block_id} of other content")

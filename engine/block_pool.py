@@ -1,0 +1,219 @@
+"""The KV blocks of one engine: who owns each, and which content is found under which hash.
+
+Every block has exactly one owner class:
+
+    free ──take──▶ requests ──publish──▶ requests (hashed)
+     ▲                │ release             │ release
+     ├────────────────┘                     ▼
+     └──────────take (eviction), clear── cached ──share──▶ requests (hashed)
+
+`free`: no references, no hash. `requests`: one reference per block table that holds it. `cached`: no
+references, but its hash is still public, so a later request may share it; it is grantable like a free block.
+
+The free queue holds free and cached blocks, least recently used first; blocks without cached content stand at
+its front, so content is evicted only when nothing else is left. Two running requests may hold the same content
+in two blocks (both computed it in the same step); a cached block is always the only holder of its hash. The
+free queue with hashes kept until a block is granted again follows vLLM's block pool.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from common.block_hash import BlockHash
+
+
+@dataclass(frozen=True, slots=True)
+class BlockStored:
+    """The hashes became public; consecutive in one chain, the first following `parent`. Idempotent."""
+
+    hashes: tuple[BlockHash, ...]
+    parent: BlockHash
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRemoved:
+    """No block holds the content of these hashes any more."""
+
+    hashes: tuple[BlockHash, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksCleared:
+    """Forget every hash of this engine; what follows is to be believed again."""
+
+
+KvEvent = BlockStored | BlockRemoved | BlocksCleared
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCounts:
+    """Blocks by owner class; the three always sum to the pool."""
+
+    free: int
+    cached: int
+    requests: int
+
+
+class LedgerError(RuntimeError):
+    """The ownership ledger does not add up; the message says where."""
+
+
+class BlockPool:
+    """Grants, shares and takes back blocks `0 .. num_blocks - 1`. All operations are O(blocks named).
+
+    With `max_events` > 0, events are recorded for `take_events`. A reader that falls behind by more than
+    `max_events` gets `BlocksCleared` in place of what it missed: it then knows less than is cached, never more.
+    """
+
+    def __init__(self, num_blocks: int, max_events: int = 0) -> None:
+        self.num_blocks = num_blocks
+        self._references = [0] * num_blocks
+        self._hash_of: list[BlockHash | None] = [None] * num_blocks
+        self._holders: dict[BlockHash, tuple[int, ...]] = {}  # a public hash -> the blocks with its content
+        self._grantable: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))  # next to grant first
+        self._max_events = max_events
+        self._events: list[KvEvent] = []
+
+    @property
+    def num_grantable(self) -> int:
+        """Free and cached blocks."""
+        return len(self._grantable)
+
+    def is_grantable(self, block_id: int) -> bool:
+        return self._references[block_id] == 0
+
+    def lookup(self, block_hash: BlockHash) -> int | None:
+        """A block that holds the content, to be kept by `share` before the next `take`."""
+        holders = self._holders.get(block_hash)
+        return holders[0] if holders else None
+
+    def hash_of(self, block_id: int) -> BlockHash | None:
+        """The public hash of the block's content, if it has one."""
+        return self._hash_of[block_id]
+
+    def take(self, num: int) -> tuple[int, ...]:
+        """Grant `num` blocks with one reference each; evicts cached content where needed."""
+        if num > len(self._grantable):
+            raise LedgerError(f"{num} blocks asked for, {len(self._grantable)} grantable")
+        taken = tuple(self._grantable.popitem(last=False)[0] for _ in range(num))
+        gone = []
+        for block_id in taken:
+            self._references[block_id] = 1
+            block_hash = self._hash_of[block_id]
+            if block_hash is not None and self._drop_hash(block_id):
+                gone.append(block_hash)
+        if gone:
+            self._record(BlockRemoved(tuple(gone)))
+        return taken
+
+    def share(self, block_ids: Iterable[int]) -> None:
+        """Add one reference to each; a cached block leaves the free queue."""
+        for block_id in block_ids:
+            if self._references[block_id] == 0:
+                del self._grantable[block_id]
+            self._references[block_id] += 1
+
+    def release(self, block_ids: Iterable[int]) -> None:
+        """Take one reference from each. Give a chain leaf first, so that leaves are evicted before their parents."""
+        for block_id in block_ids:
+            if self._references[block_id] < 1:
+                raise LedgerError(f"block {block_id} released without a reference")
+            self._references[block_id] -= 1
+            if self._references[block_id] == 0:
+                self._shelve(block_id)
+
+    def publish(self, block_ids: Sequence[int], hashes: Sequence[BlockHash], parent: BlockHash) -> None:
+        """Make the content of full, referenced blocks findable. The step that wrote them must have retired."""
+        is_new = False
+        for block_id, block_hash in zip(block_ids, hashes, strict=True):
+            if self._references[block_id] == 0 or self._hash_of[block_id] is not None:
+                raise LedgerError(f"block {block_id} cannot be published: free, or published before")
+            holders = self._holders.get(block_hash, ())
+            is_new = is_new or not holders
+            self._hash_of[block_id] = block_hash
+            self._holders[block_hash] = (*holders, block_id)
+            for twin in holders:
+                if self._references[twin] == 0:
+                    self._drop_hash(twin)
+                    self._grantable.move_to_end(twin, last=False)
+        if is_new:
+            self._record(BlockStored(tuple(hashes), parent))
+
+    def clear(self) -> int:
+        """Forget all cached content and return how many blocks had some; blocks in use keep their hashes."""
+        gone = []
+        for block_id in self._grantable:
+            block_hash = self._hash_of[block_id]
+            if block_hash is not None and self._drop_hash(block_id):
+                gone.append(block_hash)
+        if not self._holders:
+            self._record(BlocksCleared())
+        elif gone:
+            self._record(BlockRemoved(tuple(gone)))
+        return len(gone)
+
+    def take_events(self) -> list[KvEvent]:
+        """The events since the last call, in order."""
+        events, self._events = self._events, []
+        return events
+
+    def counts(self) -> BlockCounts:
+        """O(pool)."""
+        cached = sum(self._hash_of[block_id] is not None for block_id in self._grantable)
+        return BlockCounts(len(self._grantable) - cached, cached, self.num_blocks - len(self._grantable))
+
+    def count_leaked(self, tables: Iterable[Sequence[int]]) -> int:
+        """Blocks with more references than the given block tables, those of all live requests, account for. O(pool)."""
+        owed = Counter(block_id for table in tables for block_id in table)
+        return sum(have > owed[block_id] for block_id, have in enumerate(self._references))
+
+    def check(self, tables: Iterable[Sequence[int]]) -> None:
+        """Raise `LedgerError` unless every block has exactly one owner; `tables` as in `count_leaked`. O(pool)."""
+        owed = Counter(block_id for table in tables for block_id in table)
+        for block_id, have in enumerate(self._references):
+            if have != owed[block_id]:
+                raise LedgerError(f"block {block_id} has {have} references, {owed[block_id]} block tables hold it")
+            if (have == 0) != (block_id in self._grantable):
+                where = "missing from" if have == 0 else "also in"
+                raise LedgerError(f"block {block_id} has {have} references and is {where} the free queue")
+            block_hash = self._hash_of[block_id]
+            if block_hash is not None and block_id not in self._holders.get(block_hash, ()):
+                raise LedgerError(f"block {block_id} has hash {block_hash.hex()} but is not found under it")
+        for block_hash, holders in self._holders.items():
+            if any(self._hash_of[block_id] != block_hash for block_id in holders):
+                raise LedgerError(f"hash {block_hash.hex()} leads to a block of other content: {holders}")
+            if len(holders) > 1 and any(self._references[block_id] == 0 for block_id in holders):
+                raise LedgerError(f"hash {block_hash.hex()} is cached more than once: {holders}")
+
+    def _shelve(self, block_id: int) -> None:
+        """Put a block without references into the free queue: at the end if it is worth keeping."""
+        self._grantable[block_id] = None
+        block_hash = self._hash_of[block_id]
+        if block_hash is not None and len(self._holders[block_hash]) > 1:
+            self._drop_hash(block_id)
+        if self._hash_of[block_id] is None:
+            self._grantable.move_to_end(block_id, last=False)
+
+    def _drop_hash(self, block_id: int) -> bool:
+        """Take the hash from a block; True if its content is now nowhere else."""
+        block_hash = self._hash_of[block_id]
+        assert block_hash is not None
+        self._hash_of[block_id] = None
+        others = tuple(other for other in self._holders[block_hash] if other != block_id)
+        if others:
+            self._holders[block_hash] = others
+        else:
+            del self._holders[block_hash]
+        return not others
+
+    def _record(self, event: KvEvent) -> None:
+        if self._max_events == 0:
+            return
+        if isinstance(event, BlocksCleared):
+            self._events.clear()
+        elif len(self._events) >= self._max_events:
+            self._events = [BlocksCleared()]
+        self._events.append(event)

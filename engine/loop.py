@@ -1,0 +1,221 @@
+"""The thread that runs an `EngineCore`, and the only way in for other threads.
+
+    NEW ──start──▶ RUNNING ──stop──▶ CLOSED
+                      └──a step or `on_step` raises──▶ CLOSED, then `on_fatal`
+
+Commands (submit, abort, call) wait in one bounded queue and are applied in order between steps. On closing every
+live request, every queued submit and every queued call is answered; later ones are refused at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from common.errors import InternalError, InvalidRequest, Overloaded, ShoalError, Unavailable
+from engine.block_pool import LedgerError
+from engine.core import EngineCore, EngineFailed
+from engine.outputs import EngineStats, FinishReason, RequestOutput
+from engine.request import EngineRequest
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+IDLE_WAIT_S = 1.0  # the longest sleep without a command, and the least time between integrity checks
+FULL_RETRY_AFTER_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    run: Callable[[EngineCore], Any]
+    future: Future[Any]
+
+
+_Command = EngineRequest | _Abort | _Call
+
+
+class EngineLoop:
+    """`on_step` gets each step's outputs and `on_fatal` the exception that ended the loop, both in the loop's thread.
+
+    An id may be submitted again once its last output has been handed to `on_step`.
+    """
+
+    def __init__(
+        self, core: EngineCore, on_step: Callable[[list[RequestOutput]], None],
+        on_fatal: Callable[[Exception], None], *, max_commands: int = 1024,
+    ) -> None:
+        self._core = core
+        self._on_step = on_step
+        self._on_fatal = on_fatal
+        self._max_commands = max_commands
+        self._wake = threading.Condition()  # guards the four fields below
+        self._commands: deque[_Command] = deque()  # aborts come on top of max_commands, one per live id at most
+        self._abort_asked: dict[str, bool] = {}  # of every submitted id without a last output
+        self._is_stopping = False
+        self._closed_by: ShoalError | None = None
+        self._stats = core.stats()
+        self._is_unchecked = False
+        self._checked_at = 0.0
+        self._thread = threading.Thread(target=self._run, name="engine-loop", daemon=True)
+
+    @property
+    def stats(self) -> EngineStats:
+        """As of the last turn of the loop; costs nothing. Not to be changed."""
+        return self._stats
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, request: EngineRequest) -> None:
+        """Queue a request. If the engine refuses it, that becomes its only output, with the error.
+
+        Raises `Overloaded` when the command queue is full, `InvalidRequest` for a live id, `Unavailable` once closed.
+        """
+        with self._wake:
+            if request.request_id in self._abort_asked:
+                raise InvalidRequest(
+                    f"request_id: {request.request_id!r} is in use by a live request", param="request_id")
+            self._enqueue(request)
+            self._abort_asked[request.request_id] = False
+
+    def abort(self, request_id: str) -> None:
+        """Ask for a request's end; its last output has reason `abort` unless it ended before. Idempotent."""
+        with self._wake:
+            if self._abort_asked.get(request_id) is False:
+                self._abort_asked[request_id] = True
+                self._commands.append(_Abort(request_id))
+                self._wake.notify()
+
+    def call(self, run: Callable[[EngineCore], T]) -> Future[T]:
+        """Run `run(core)` between two steps. The future fails with what it raises, or as `submit` is refused."""
+        future: Future[T] = Future()
+        with self._wake:
+            try:
+                self._enqueue(_Call(run, future))
+            except ShoalError as error:
+                future.set_exception(error)
+        return future
+
+    def stop(self, timeout_s: float) -> None:
+        """End live requests with `Unavailable` and join the thread; `TimeoutError` if a step takes longer."""
+        with self._wake:
+            self._is_stopping = True
+            self._wake.notify()
+        if self._thread.ident is None:
+            self._close(Unavailable("the engine has stopped"))
+            return
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            raise TimeoutError(f"the engine loop did not stop within {timeout_s} s")
+
+    def _enqueue(self, command: _Command) -> None:
+        if self._closed_by is not None or self._is_stopping:
+            raise Unavailable(self._closed_by.message if self._closed_by else "the engine is stopping")
+        if len(self._commands) >= self._max_commands:
+            raise Overloaded(
+                f"{len(self._commands)} commands are queued, the limit is {self._max_commands}",
+                retry_after_s=FULL_RETRY_AFTER_S)
+        self._commands.append(command)
+        self._wake.notify()
+
+    def _run(self) -> None:
+        try:
+            while not self._is_stopping:
+                self._turn()
+            self._close(Unavailable("the engine has stopped"))
+        except EngineFailed as failed:
+            log.exception("engine failed")
+            self._close(InternalError(str(failed)), failed.outputs)
+            self._on_fatal(failed.cause)
+        except Exception as exc:
+            log.exception("engine loop failed")
+            self._close(InternalError(f"the engine loop failed: {exc}"))
+            self._on_fatal(exc)
+
+    def _turn(self) -> None:
+        """Commands, then a step if there is work; one integrity check after work has ended."""
+        self._hand_out([output for command in self._next_commands() for output in self._apply(command)])
+        if self._core.has_work:
+            self._hand_out(self._core.step())
+            self._is_unchecked = True
+        elif self._is_unchecked and time.monotonic() - self._checked_at >= IDLE_WAIT_S:
+            self._check()
+
+    def _next_commands(self) -> list[_Command]:
+        with self._wake:
+            if not (self._commands or self._core.has_work or self._is_stopping):
+                self._wake.wait(IDLE_WAIT_S)
+            commands = list(self._commands)
+            self._commands.clear()
+            return commands
+
+    def _apply(self, command: _Command) -> list[RequestOutput]:
+        match command:
+            case EngineRequest():
+                try:
+                    self._core.add(command)
+                except ShoalError as error:
+                    return [_refusal(command, error)]
+            case _Abort():
+                output = self._core.abort(command.request_id)
+                return [output] if output else []
+            case _Call():
+                if command.future.set_running_or_notify_cancel():
+                    try:
+                        command.future.set_result(command.run(self._core))
+                    except Exception as exc:
+                        command.future.set_exception(exc)
+        return []
+
+    def _hand_out(self, outputs: list[RequestOutput]) -> None:
+        self._stats = self._core.stats()
+        if not outputs:
+            return
+        self._on_step(outputs)
+        with self._wake:
+            for output in outputs:
+                if output.finish_reason is not None:
+                    self._abort_asked.pop(output.request_id, None)
+
+    def _check(self) -> None:
+        self._is_unchecked = False
+        self._checked_at = time.monotonic()
+        try:
+            self._core.check_integrity()
+        except LedgerError:
+            log.exception("block ledger is broken")
+        self._stats = self._core.stats()
+
+    def _close(self, error: ShoalError, outputs: list[RequestOutput] | None = None) -> None:
+        """Answer everything with `error`, after `outputs`. From here on nothing is accepted."""
+        with self._wake:
+            self._closed_by = error
+            commands = list(self._commands)
+            self._commands.clear()
+        outputs = (outputs or []) + self._core.close(error)
+        for command in commands:
+            if isinstance(command, EngineRequest):
+                outputs.append(_refusal(command, error))
+            elif isinstance(command, _Call) and command.future.set_running_or_notify_cancel():
+                command.future.set_exception(error)
+        try:
+            self._hand_out(outputs)
+        except Exception:
+            log.exception("the last outputs could not be handed out")
+
+
+def _refusal(request: EngineRequest, error: ShoalError) -> RequestOutput:
+    return RequestOutput(
+        request.request_id, finish_reason=FinishReason.ERROR, error=error,
+        num_prompt_tokens=len(request.prompt_token_ids))

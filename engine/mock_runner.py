@@ -1,0 +1,98 @@
+"""A runner without a model, for tests, simulation and forced outputs; used only behind a named flag.
+
+Its KV cache is a list of token ids, one per slot, written and read through the block tables as a real cache is.
+Prompt tokens that came from a prefix hit never pass through `execute`, so they are read back from the blocks: a
+block that was shared, evicted or re-granted wrongly shows as a wrong token or as an error.
+
+- `echo`: output i of a request is its prompt token i, then end-of-sequence. Forces an exact text.
+- `hash`: the next token is a pseudo-random function of all tokens before it, never end-of-sequence.
+
+Sampling parameters are ignored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from array import array
+from collections.abc import Sequence
+from enum import StrEnum
+
+from engine.step import PlannedRow, StepPlan, StepResult
+
+
+class MockMode(StrEnum):
+    ECHO = "echo"
+    HASH = "hash"
+
+
+class MockRunner:
+    """Implements `engine.step.Runner`. `step_seconds` is slept in each step."""
+
+    def __init__(
+        self, mode: MockMode, *, num_blocks: int, block_size: int, vocab_size: int,
+        eos_token_ids: frozenset[int], step_seconds: float = 0.0,
+    ) -> None:
+        if not eos_token_ids or len(eos_token_ids) >= vocab_size or not eos_token_ids <= set(range(vocab_size)):
+            raise ValueError(f"eos_token_ids must be 1 to {vocab_size - 1} ids within 0..{vocab_size - 1}")
+        self._mode = mode
+        self._block_size = block_size
+        self._slots: list[int | None] = [None] * (num_blocks * block_size)
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._step_seconds = step_seconds
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        return self._eos_token_ids
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Write all rows, then draw. Raises `RuntimeError` on a slot written twice in one step or never written."""
+        if self._step_seconds:
+            time.sleep(self._step_seconds)
+        written: set[int] = set()
+        for row in plan.rows:
+            for position, token_id in enumerate(row.token_ids, row.start):
+                slot = self._slot(row, position)
+                if slot in written:
+                    raise RuntimeError(f"slot {slot} is written twice in step {plan.step_id}")
+                written.add(slot)
+                self._slots[slot] = token_id
+        return StepResult(plan.step_id, [self._draw(row) if row.samples else None for row in plan.rows])
+
+    def forget(self, request_id: str) -> None:
+        """Nothing is kept per request."""
+
+    def _draw(self, row: PlannedRow) -> int:
+        num_tokens = row.start + len(row.token_ids)
+        if self._mode is MockMode.HASH:
+            return hashed_token([self._read(row, p) for p in range(num_tokens)], self._vocab_size, self._eos_token_ids)
+        num_prompt_tokens = num_tokens - row.output_position
+        if row.output_position < num_prompt_tokens:
+            return self._read(row, row.output_position)
+        return min(self._eos_token_ids)
+
+    def _read(self, row: PlannedRow, position: int) -> int:
+        token_id = self._slots[self._slot(row, position)]
+        if token_id is None:
+            raise RuntimeError(f"request {row.request_id}: position {position} is read but was never written")
+        return token_id
+
+    def _slot(self, row: PlannedRow, position: int) -> int:
+        index, offset = divmod(position, self._block_size)
+        if index >= len(row.block_ids):
+            raise RuntimeError(f"request {row.request_id}: no block for position {position}")
+        return row.block_ids[index] * self._block_size + offset
+
+
+def hashed_token(token_ids: Sequence[int], vocab_size: int, eos_token_ids: frozenset[int]) -> int:
+    """The token that mode `hash` draws after `token_ids`: the oracle of tests, which needs no cache."""
+    digest = hashlib.blake2b(array("I", token_ids).tobytes(), digest_size=8).digest()
+    token_id = int.from_bytes(digest, "little") % vocab_size
+    while token_id in eos_token_ids:
+        token_id = (token_id + 1) % vocab_size
+    return token_id
