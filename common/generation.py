@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from common.errors import ShoalError
+from common.placement import Placement
 from common.sampling_params import SamplingParams
 from common.service_record import Fingerprint
 
@@ -34,6 +35,9 @@ class Generation:
     cache_salt: str = ""
     timeout_s: float = 0.0  # remaining time; 0 = none
     trace_context: Mapping[str, str] = field(default_factory=dict)
+    placement: Placement | None = None
+    output_token_ids: tuple[int, ...] = ()  # drawn by an earlier attempt: replayed, not sent again
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)

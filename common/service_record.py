@@ -41,6 +41,8 @@ class ServiceRecord:
     state: str = "ready"  # ready, draining
     lease: int = 0
     started_at_unix_s: float = 0.0
+    host_id: str = ""  # equal for processes that share memory files
+    transports: tuple[str, ...] = ()  # of KV bytes, best first
     version: str = ""
 
     def to_json(self) -> str:
@@ -53,7 +55,8 @@ class ServiceRecord:
         fingerprint = raw.pop("fingerprint", None)
         known = {f.name for f in dataclasses.fields(ServiceRecord)} - {"fingerprint"}
         record = {k: v for k, v in raw.items() if k in known}
-        record["models"] = tuple(record.get("models", ()))
+        for name in ("models", "transports"):
+            record[name] = tuple(record.get(name, ()))
         names = {f.name for f in dataclasses.fields(Fingerprint)}
         parsed = Fingerprint(**{k: v for k, v in fingerprint.items() if k in names}) if fingerprint else None
         return ServiceRecord(**record, fingerprint=parsed)

@@ -29,6 +29,6 @@ class DecodeConfig(ServiceConfig):
     max_model_len: int = Field(0, ge=0, description="prompt + output tokens of a request; 0: the model's context")
     max_num_seqs: int = Field(64, ge=1, le=4096, description="requests that run at once")
     max_num_batched_tokens: int = Field(512, ge=1, le=1 << 20, description="token budget of a step")
-    max_num_waiting: int = Field(256, ge=0, le=1 << 20, description="requests that may wait; one more is refused")
+    max_num_waiting: int = Field(256, ge=1, le=1 << 20, description="requests that may wait; one more is refused")
     enable_prefix_caching: bool = Field(True, description="reuse the KV of shared prefixes")
     load_interval_s: float = Field(0.5, gt=0, le=60, description="how often the load is published")

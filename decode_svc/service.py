@@ -45,6 +45,7 @@ class DecodeService:
         self._host = ServiceHost(config, deps.registry)
         self._model = config.model_name or Path(config.model_path).name
         self._worker: DecodeWorker | None = None
+        self._metrics: EngineMetrics | None = None
         self._reporting: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -53,7 +54,8 @@ class DecodeService:
         engine = await asyncio.to_thread(ModelEngine.load, config, self._model, key)
         self._worker = worker = DecodeWorker(engine.core, self._model, self._deps.fail)
         worker.start()
-        REGISTRY.register(EngineMetrics(lambda: worker.stats, self._model, config.block_size))
+        self._metrics = EngineMetrics(lambda: worker.stats, self._model, config.block_size)
+        REGISTRY.register(self._metrics)
         decode_pb2_grpc.add_DecodeServicer_to_server(DecodeServicer(worker), self._host.server)
         worker_pb2_grpc.add_WorkerServicer_to_server(WorkerServicer(worker, self._load), self._host.server)
         await self._host.listen()
@@ -71,6 +73,8 @@ class DecodeService:
             self._reporting.cancel()
         if self._worker is not None:
             await self._worker.stop()
+        if self._metrics is not None:
+            REGISTRY.unregister(self._metrics)
         await self._host.close()
 
     def _load(self) -> events_pb2.WorkerLoad:

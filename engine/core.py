@@ -22,8 +22,9 @@ from common.errors import (
     ShoalError,
     Unavailable,
 )
+from common.kv_event import KvEvent
 from engine.block_manager import BlockManager
-from engine.block_pool import BlockPool, KvEvent
+from engine.block_pool import BlockPool
 from engine.config import EngineConfig
 from engine.outputs import EngineStats, RequestOutput
 from engine.request import EngineRequest, Request

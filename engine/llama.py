@@ -59,7 +59,7 @@ class Llama:
         heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         size, eps = (config.hidden_size,), config.rms_norm_eps
         cos, sin = self._cos[positions], self._sin[positions]  # [num_tokens, 1, head_dim]
-        x = self._embedding[token_ids]
+        x = F.embedding(token_ids, self._embedding)
         for index, layer in enumerate(self._layers):
             qkv = F.rms_norm(x, size, layer.attention_norm, eps) @ layer.qkv
             qkv = qkv.view(-1, heads + 2 * kv_heads, head_dim)

@@ -46,8 +46,8 @@ class Request:
 
     __slots__ = (
         "arrived_at", "block_hashes", "block_ids", "deadline", "first_admitted_at", "num_cached_tokens",
-        "num_computed_tokens", "num_preemptions", "num_prompt_tokens", "num_public_blocks", "params", "request_id", "root", "status",
-        "token_ids")
+        "num_computed_tokens", "num_preemptions", "num_prompt_tokens", "num_public_blocks", "params", "request_id",
+        "root", "status", "token_ids")
 
     def __init__(self, asked: EngineRequest, scheme: HashScheme, arrived_at: float = 0.0) -> None:
         """Raises `FingerprintMismatch` where `asked.block_hashes` are not those of this engine."""

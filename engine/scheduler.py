@@ -91,12 +91,10 @@ class Scheduler:
         self._now = now
         self._end_overdue(now)
         rows: list[PlannedRow] = []
-        preempted_before = self._counts.num_preemptions
         self._plan_single_tokens(rows)
         budget = self._config.max_num_batched_tokens - len(rows)
         budget = self._plan_chunks(rows, budget)
-        if self._counts.num_preemptions == preempted_before:
-            self._admit(rows, budget)
+        self._admit(rows, budget)
         if self._waiting and not self._running:
             raise LedgerError("a waiting request does not fit although nothing is running: blocks have leaked")
         self._counts.num_steps += bool(rows)

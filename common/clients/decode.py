@@ -17,7 +17,7 @@ import grpc.aio
 from common import logs, rpc
 from common.bus import Bus
 from common.directory import Directory
-from common.errors import InternalError, ShoalError, Unavailable, WorkerLost
+from common.errors import InternalError, InvalidRequest, ShoalError, Unavailable, WorkerLost
 from common.generation import FinishReason, Generation, ModelFacts, TokenDelta, WorkerView
 from common.sampling_params import SamplingParams
 from common.service_record import ServiceRecord
@@ -157,6 +157,8 @@ class _Link:
         return len(self._open)
 
     def submit(self, generation: Generation) -> asyncio.Queue[TokenDelta | ShoalError]:
+        if generation.request_id in self._open:
+            raise InvalidRequest(f"request_id: {generation.request_id!r} is in use", param="request_id")
         # A queue holds one request's unread deltas: bounded by its max_tokens.
         queue: asyncio.Queue[TokenDelta | ShoalError] = asyncio.Queue()
         try:

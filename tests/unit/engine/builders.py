@@ -1,0 +1,105 @@
+"""A small engine with a mock runner, and what its tests ask of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from common.block_hash import HashScheme
+from common.sampling_params import SamplingParams
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.mock_runner import MockMode, MockRunner, hashed_token
+from engine.outputs import RequestOutput
+from engine.request import EngineRequest
+from engine.step import StepPlan, StepResult
+
+EOS = frozenset({2})
+VOCAB_SIZE = 50
+
+
+def scheme(block_size: int = 16) -> HashScheme:
+    return HashScheme(key=b"0123456789abcdef", model="m", revision="r", dtype="float32", block_size=block_size)
+
+
+def ask(request_id: str, prompt: Sequence[int], max_tokens: int = 8, **fields: Any) -> EngineRequest:
+    """A request; sampling fields go to its parameters."""
+    sampling = {k: fields.pop(k) for k in ("ignore_eos", "stop_token_ids", "logit_bias") if k in fields}
+    return EngineRequest(request_id, prompt, SamplingParams(max_tokens=max_tokens, **sampling), **fields)
+
+
+def prompt(num_tokens: int, first: int = 3) -> list[int]:
+    """`num_tokens` ordinary ids that differ with `first`."""
+    return [3 + (first * 7 + i * (first + 5)) % (VOCAB_SIZE - 3) for i in range(num_tokens)]
+
+
+def oracle(prompt_token_ids: Sequence[int], num_outputs: int) -> list[int]:
+    """What mode `hash` must answer, computed without any cache."""
+    tokens = list(prompt_token_ids)
+    for _ in range(num_outputs):
+        tokens.append(hashed_token(tokens, VOCAB_SIZE, EOS))
+    return tokens[len(prompt_token_ids):]
+
+
+class WatchedRunner(MockRunner):
+    """Keeps the plans it was given and the ids it was told to forget."""
+
+    def __init__(self, mode: MockMode, **sizes: Any) -> None:
+        super().__init__(mode, **sizes)
+        self.plans: list[StepPlan] = []
+        self.forgotten: list[str] = []
+        self.forgotten_before: list[tuple[str, ...]] = []  # per plan: what was forgotten when it came
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.plans.append(plan)
+        self.forgotten_before.append(tuple(self.forgotten))
+        return super().execute(plan)
+
+    def forget(self, request_id: str) -> None:
+        self.forgotten.append(request_id)
+
+
+class Engine:
+    """A core whose ledger and budget are checked after every step, with everything it handed out."""
+
+    def __init__(
+        self, mode: MockMode = MockMode.HASH, *, max_kv_events: int = 0, clock: Callable[[], float] = lambda: 0.0,
+        **config: Any,
+    ) -> None:
+        self.config = EngineConfig(**config)
+        self.runner = WatchedRunner(
+            mode, num_blocks=self.config.num_blocks, block_size=self.config.block_size, vocab_size=VOCAB_SIZE,
+            eos_token_ids=EOS)
+        self.core = EngineCore(
+            self.config, self.runner, scheme(self.config.block_size), max_kv_events=max_kv_events, clock=clock)
+        self.tokens: dict[str, list[int]] = {}
+        self.last: dict[str, RequestOutput] = {}
+
+    def step(self) -> list[RequestOutput]:
+        num_plans = len(self.runner.plans)
+        outputs = self.core.step()
+        for plan in self.runner.plans[num_plans:]:
+            assert plan.num_tokens <= self.config.max_num_batched_tokens
+            assert len(plan.rows) <= self.config.max_num_seqs
+        for output in outputs:
+            self.record(output)
+        self.core.check_integrity()
+        return outputs
+
+    def record(self, output: RequestOutput) -> None:
+        assert output.request_id not in self.last, "an output came after the last one"
+        tokens = self.tokens.setdefault(output.request_id, [])
+        tokens += output.new_token_ids
+        assert output.num_output_tokens == len(tokens)
+        if output.finish_reason is not None:
+            self.last[output.request_id] = output
+
+    def run(self, *requests: EngineRequest, max_steps: int = 2000) -> dict[str, RequestOutput]:
+        """Add the requests and step until nothing is left; the last outputs of all requests so far."""
+        for request in requests:
+            self.core.add(request)
+        for _ in range(max_steps):
+            if not self.core.has_work:
+                return self.last
+            self.step()
+        raise AssertionError(f"still working after {max_steps} steps")

@@ -1,0 +1,49 @@
+import pytest
+
+from common.errors import FingerprintMismatch
+from engine.outputs import FinishReason
+from engine.request import Request
+from tests.unit.engine.builders import ask, prompt, scheme
+
+
+def test_hashes_of_the_tokenizer_are_accepted_when_equal() -> None:
+    tokens = prompt(40)
+    hashes = scheme().chain(scheme().root("a", "s"), tokens)
+    request = Request(ask("r", tokens, block_hashes=hashes, adapter="a", cache_salt="s"), scheme())
+    assert request.block_hashes == hashes
+    assert len(hashes) == 2
+
+
+def test_a_hash_mismatch_is_refused_and_names_both_values() -> None:
+    tokens = prompt(40)
+    ours = scheme().chain(scheme().root(), tokens)
+    with pytest.raises(FingerprintMismatch) as caught:
+        Request(ask("r", tokens, block_hashes=[ours[0], bytes(16)]), scheme())
+    assert bytes(16).hex() in caught.value.message
+    assert ours[1].hex() in caught.value.message
+    with pytest.raises(FingerprintMismatch, match="1 sent, but the prompt has 2"):
+        Request(ask("r", tokens, block_hashes=ours[:1]), scheme())
+
+
+def test_hashes_grow_over_output_as_one_chain_with_the_prompt() -> None:
+    tokens = prompt(20)
+    request = Request(ask("r", tokens[:10]), scheme(4))
+    request.token_ids += tokens[10:]
+    request.grow_hashes(scheme(4), 5)
+    assert request.block_hashes == scheme(4).chain(request.root, tokens)
+
+
+def test_a_chain_that_starts_in_output_starts_at_the_root() -> None:
+    tokens = prompt(8)
+    request = Request(ask("r", tokens[:2]), scheme(4))
+    request.token_ids += tokens[2:]
+    request.grow_hashes(scheme(4), 2)
+    assert request.block_hashes == scheme(4).chain(request.root, tokens)
+
+
+def test_an_output_carries_the_counts_of_its_moment() -> None:
+    request = Request(ask("r", [5, 6, 7]), scheme())
+    request.token_ids.append(9)
+    output = request.output((9,), FinishReason.LENGTH)
+    assert (output.num_prompt_tokens, output.num_output_tokens, output.num_cached_tokens) == (3, 1, 0)
+    assert request.num_pending_tokens == 4
