@@ -1,5 +1,8 @@
 """Facts that may be heard by many. Nothing that must not be lost goes here; nothing waits for an answer.
 
+Two kinds: `publish` is heard by whoever listens now; `append` is kept a while in a bounded stream
+(common/bus_stream.py), so that a listener that starts or comes back later can catch up.
+
 States of `NatsBus`: connecting → connected ⇄ disconnected (reconnects for ever) → closed. While disconnected,
 `publish` drops and counts: a fact that is late is worth less than the next one. Subscriptions come back by
 themselves after a reconnect.
@@ -9,19 +12,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
-from common import logs, trace
+from common import bus_stream, logs, trace
+from common.bus_stream import Handler, Stream
 from common.errors import Unavailable
 from common.metrics import counter, gauge
 
 log = logs.get(__name__)
-
-Handler = Callable[[str, bytes], Awaitable[None]]  # (subject, payload)
 
 DROPPED = counter("shoal_bus_dropped_total", "facts not published because the bus was disconnected")
 CONNECTED = gauge("shoal_bus_connected", "1 while the bus is connected")
@@ -37,6 +38,12 @@ class Bus(Protocol):
 
     async def subscribe(self, subject: str, handler: Handler) -> None: ...
 
+    async def append(self, stream: Stream, subject: str, payload: bytes) -> None:
+        """Return when the message is kept; raises `Unavailable` when that is not known. Makes an absent stream."""
+
+    async def follow(self, stream: Stream, handler: Handler) -> None:
+        """From now on `handler` gets every kept message, oldest first, then new ones; one at a time, in order."""
+
     async def close(self) -> None: ...
 
 
@@ -45,6 +52,7 @@ class NatsBus:
 
     def __init__(self, client: Client) -> None:
         self._client = client
+        self._following: set[asyncio.Task[None]] = set()
 
     @staticmethod
     async def connect(url: str, name: str, timeout_s: float) -> NatsBus:
@@ -56,7 +64,7 @@ class NatsBus:
 
         async def on_disconnect() -> None:
             CONNECTED.set(0)
-            log.warning("bus_disconnected")
+            (log.info if client.is_closed else log.warning)("bus_disconnected")
 
         async def on_reconnect() -> None:
             CONNECTED.set(1)
@@ -96,7 +104,16 @@ class NatsBus:
 
         await self._client.subscribe(subject, cb=on_message)
 
+    async def append(self, stream: Stream, subject: str, payload: bytes) -> None:
+        await bus_stream.append(self._client, stream, subject, payload)
+
+    async def follow(self, stream: Stream, handler: Handler) -> None:
+        self._following.add(asyncio.create_task(bus_stream.StreamFollower(self._client, stream, handler).run()))
+
     async def close(self) -> None:
+        for task in self._following:
+            task.cancel()
+        await asyncio.gather(*self._following, return_exceptions=True)
         await _close_quietly(self._client)
 
 
@@ -105,6 +122,8 @@ class MemoryBus:
 
     def __init__(self) -> None:
         self._handlers: defaultdict[str, list[Handler]] = defaultdict(list)
+        self._kept: defaultdict[str, list[tuple[str, bytes]]] = defaultdict(list)
+        self._followers: defaultdict[str, list[Handler]] = defaultdict(list)
         self.connected = True
 
     async def publish(self, subject: str, payload: bytes) -> None:
@@ -117,8 +136,25 @@ class MemoryBus:
     async def subscribe(self, subject: str, handler: Handler) -> None:
         self._handlers[subject].append(handler)
 
+    async def append(self, stream: Stream, subject: str, payload: bytes) -> None:
+        if not self.connected:
+            raise Unavailable("the bus is disconnected")
+        self._kept[stream.name].append((subject, payload))
+        for handler in self._followers[stream.name]:
+            await handler(subject, payload)
+
+    async def follow(self, stream: Stream, handler: Handler) -> None:
+        for subject, payload in list(self._kept[stream.name]):
+            await handler(subject, payload)
+        self._followers[stream.name].append(handler)
+
+    def forget(self, stream: Stream) -> None:
+        """Lose what is kept, as a restarted server does."""
+        self._kept[stream.name].clear()
+
     async def close(self) -> None:
         self._handlers.clear()
+        self._followers.clear()
 
 
 def _matches(pattern: list[str], subject: list[str]) -> bool:

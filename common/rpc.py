@@ -88,6 +88,9 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
         if handler.unary_stream:
             return grpc.unary_stream_rpc_method_handler(
                 _stream(handler.unary_stream, method), handler.request_deserializer, handler.response_serializer)
+        if handler.stream_unary:
+            return grpc.stream_unary_rpc_method_handler(
+                _unary(handler.stream_unary, method), handler.request_deserializer, handler.response_serializer)
         if handler.stream_stream:
             return grpc.stream_stream_rpc_method_handler(
                 _stream(handler.stream_stream, method), handler.request_deserializer, handler.response_serializer)
@@ -144,6 +147,11 @@ class _UnaryClientInterceptor(grpc.aio.UnaryUnaryClientInterceptor):
             raise error_from_rpc(error) from error
 
 
+class _ServerStreamClientInterceptor(grpc.aio.UnaryStreamClientInterceptor):
+    async def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        return await continuation(_with_context(client_call_details, client_call_details.timeout), request)
+
+
 class _StreamClientInterceptor(grpc.aio.StreamStreamClientInterceptor):
     async def intercept_stream_stream(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
         return await continuation(_with_context(client_call_details, client_call_details.timeout), request_iterator)
@@ -154,10 +162,13 @@ def _with_context(details: Any, timeout: float | None) -> grpc.aio.ClientCallDet
     return grpc.aio.ClientCallDetails(details.method, timeout, metadata, details.credentials, details.wait_for_ready)
 
 
+_INTERCEPTORS: Final = [_UnaryClientInterceptor(), _ServerStreamClientInterceptor(), _StreamClientInterceptor()]
+
+
 def open_channel(address: str) -> grpc.aio.Channel:
     """A channel to `host:port` with our interceptors; connects lazily. Unary calls get a default deadline."""
     return grpc.aio.insecure_channel(
-        address, options=_CHANNEL_OPTIONS, interceptors=[_UnaryClientInterceptor(), _StreamClientInterceptor()])
+        address, options=_CHANNEL_OPTIONS, interceptors=_INTERCEPTORS)
 
 
 def new_server() -> grpc.aio.Server:

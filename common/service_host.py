@@ -93,13 +93,13 @@ class ServiceHost:
 
     async def register(
         self, *, models: Sequence[str] = (), role: str = "", fingerprint: Fingerprint | None = None,
-        capacity: dict[str, int] | None = None, address: str = "",
+        capacity: dict[str, int] | None = None, address: str = "", host_id: str = "", transports: Sequence[str] = (),
     ) -> None:
         record = ServiceRecord(
             service=self.config.service, service_id=self.service_id, incarnation=self.incarnation,
             address=address or self.address, metrics_address=self._metrics.address if self._metrics else "",
             models=tuple(models), role=role, fingerprint=fingerprint, capacity=capacity or {},
-            started_at_unix_s=time.time(), version=version())
+            started_at_unix_s=time.time(), host_id=host_id, transports=tuple(transports), version=version())
         self._lease = await self._registry.register(record, self.config.lease_ttl_s)
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
         log.info("ready", address=record.address, metrics=record.metrics_address, models=list(models))

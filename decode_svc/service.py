@@ -20,8 +20,8 @@ from common.generation import FinishReason, Generation, TokenDelta
 from common.sampling_params import SamplingParams
 from common.service_host import Deps, ServiceHost
 from decode_svc.config import DecodeConfig
-from decode_svc.engine_metrics import EngineMetrics
-from decode_svc.model_engine import ModelEngine
+from engine.engine_metrics import EngineMetrics
+from engine.model_engine import ModelEngine
 from decode_svc.worker import DecodeWorker, Session
 from proto import common_pb2, decode_pb2, decode_pb2_grpc, events_pb2, worker_pb2, worker_pb2_grpc
 

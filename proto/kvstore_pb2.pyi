@@ -132,10 +132,12 @@ class GetResponse(_message.Message):
     def __init__(self, lease_id: _Optional[str] = ..., segment: _Optional[str] = ..., slots: _Optional[_Iterable[_Union[BlockSlot, _Mapping]]] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
-    __slots__ = ("lease_id",)
+    __slots__ = ("lease_id", "corrupt_hashes")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    CORRUPT_HASHES_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
-    def __init__(self, lease_id: _Optional[str] = ...) -> None: ...
+    corrupt_hashes: bytes
+    def __init__(self, lease_id: _Optional[str] = ..., corrupt_hashes: _Optional[bytes] = ...) -> None: ...
 
 class ReleaseResponse(_message.Message):
     __slots__ = ()

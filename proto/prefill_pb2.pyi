@@ -75,7 +75,7 @@ class PrefillRequest(_message.Message):
     def __init__(self, transfer_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., block_hashes: _Optional[bytes] = ..., send_from: _Optional[int] = ..., ticket: _Optional[_Union[TransferTicket, _Mapping]] = ..., lease_s: _Optional[float] = ..., timeout_s: _Optional[float] = ..., adapter: _Optional[str] = ..., cache_salt: _Optional[str] = ..., trace_context: _Optional[_Mapping[str, str]] = ..., model: _Optional[str] = ...) -> None: ...
 
 class TransferTicket(_message.Message):
-    __slots__ = ("transport", "receiver_worker_id", "receiver_incarnation", "address", "segment", "offsets", "block_bytes", "opaque")
+    __slots__ = ("transport", "receiver_worker_id", "receiver_incarnation", "address", "segment", "offsets", "block_bytes", "opaque", "num_blocks")
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     RECEIVER_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     RECEIVER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -84,6 +84,7 @@ class TransferTicket(_message.Message):
     OFFSETS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     OPAQUE_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     transport: str
     receiver_worker_id: str
     receiver_incarnation: str
@@ -92,7 +93,8 @@ class TransferTicket(_message.Message):
     offsets: _containers.RepeatedScalarFieldContainer[int]
     block_bytes: int
     opaque: bytes
-    def __init__(self, transport: _Optional[str] = ..., receiver_worker_id: _Optional[str] = ..., receiver_incarnation: _Optional[str] = ..., address: _Optional[str] = ..., segment: _Optional[str] = ..., offsets: _Optional[_Iterable[int]] = ..., block_bytes: _Optional[int] = ..., opaque: _Optional[bytes] = ...) -> None: ...
+    num_blocks: int
+    def __init__(self, transport: _Optional[str] = ..., receiver_worker_id: _Optional[str] = ..., receiver_incarnation: _Optional[str] = ..., address: _Optional[str] = ..., segment: _Optional[str] = ..., offsets: _Optional[_Iterable[int]] = ..., block_bytes: _Optional[int] = ..., opaque: _Optional[bytes] = ..., num_blocks: _Optional[int] = ...) -> None: ...
 
 class PrefillEvent(_message.Message):
     __slots__ = ("transfer_id", "epoch", "landed", "done", "failed", "progress")
@@ -111,19 +113,21 @@ class PrefillEvent(_message.Message):
     def __init__(self, transfer_id: _Optional[str] = ..., epoch: _Optional[int] = ..., landed: _Optional[_Union[ChunkLanded, _Mapping]] = ..., done: _Optional[_Union[PrefillDone, _Mapping]] = ..., failed: _Optional[_Union[_common_pb2.ErrorDetail, _Mapping]] = ..., progress: _Optional[_Union[PrefillProgress, _Mapping]] = ...) -> None: ...
 
 class ChunkLanded(_message.Message):
-    __slots__ = ("first_block", "num_blocks", "num_valid", "checksum")
+    __slots__ = ("first_block", "num_blocks", "num_valid", "checksum", "num_tokens_computed")
     FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_VALID_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_COMPUTED_FIELD_NUMBER: _ClassVar[int]
     first_block: int
     num_blocks: int
     num_valid: int
     checksum: int
-    def __init__(self, first_block: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_valid: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
+    num_tokens_computed: int
+    def __init__(self, first_block: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_valid: _Optional[int] = ..., checksum: _Optional[int] = ..., num_tokens_computed: _Optional[int] = ...) -> None: ...
 
 class PrefillDone(_message.Message):
-    __slots__ = ("num_tokens_sent", "cached_by_tier", "num_tokens_computed", "bytes_sent", "queue_s", "compute_s", "transfer_s")
+    __slots__ = ("num_tokens_sent", "cached_by_tier", "num_tokens_computed", "bytes_sent", "queue_s", "compute_s", "transfer_s", "num_tokens_cached")
     NUM_TOKENS_SENT_FIELD_NUMBER: _ClassVar[int]
     CACHED_BY_TIER_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_COMPUTED_FIELD_NUMBER: _ClassVar[int]
@@ -131,6 +135,7 @@ class PrefillDone(_message.Message):
     QUEUE_S_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_CACHED_FIELD_NUMBER: _ClassVar[int]
     num_tokens_sent: int
     cached_by_tier: _common_pb2.CachedTokens
     num_tokens_computed: int
@@ -138,7 +143,8 @@ class PrefillDone(_message.Message):
     queue_s: float
     compute_s: float
     transfer_s: float
-    def __init__(self, num_tokens_sent: _Optional[int] = ..., cached_by_tier: _Optional[_Union[_common_pb2.CachedTokens, _Mapping]] = ..., num_tokens_computed: _Optional[int] = ..., bytes_sent: _Optional[int] = ..., queue_s: _Optional[float] = ..., compute_s: _Optional[float] = ..., transfer_s: _Optional[float] = ...) -> None: ...
+    num_tokens_cached: int
+    def __init__(self, num_tokens_sent: _Optional[int] = ..., cached_by_tier: _Optional[_Union[_common_pb2.CachedTokens, _Mapping]] = ..., num_tokens_computed: _Optional[int] = ..., bytes_sent: _Optional[int] = ..., queue_s: _Optional[float] = ..., compute_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., num_tokens_cached: _Optional[int] = ...) -> None: ...
 
 class PrefillProgress(_message.Message):
     __slots__ = ("num_tokens_computed", "queue_position")

@@ -45,11 +45,12 @@ def tiny_weights(config: dict[str, Any], seed: int) -> dict[str, np.ndarray]:
     q_size, kv_size = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
 
     def matrix(size_out: int, size_in: int) -> np.ndarray:
-        values: np.ndarray = rng.standard_normal((size_out, size_in), dtype=np.float32) / np.float32(size_in**0.5)
+        values = rng.standard_normal((size_out, size_in), dtype=np.float32)
+        values /= np.float32(size_in**0.5)
         return values
 
     def norm() -> np.ndarray:
-        return 1 + 0.1 * rng.standard_normal(hidden, dtype=np.float32)
+        return np.asarray(1 + 0.1 * rng.standard_normal(hidden), dtype=np.float32)
 
     tensors = {"model.embed_tokens.weight": matrix(config["vocab_size"], hidden) * 2, "model.norm.weight": norm()}
     if not config["tie_word_embeddings"]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from common.errors import InvalidRequest
@@ -23,6 +23,9 @@ def expected(text: str, stops: list[str], include: bool) -> tuple[str, str | Non
     return text, None
 
 
+@settings(max_examples=300)
+@example(text="aaab", stops=["aab"], cuts=[2], include=False)
+@example(text="abababb", stops=["ababb", "b🙂"], cuts=[], include=True)
 @given(LETTERS, STOPS, st.lists(st.integers(0, 30)), st.booleans())
 def test_text_and_match_follow_the_definition_however_the_text_is_cut(
     text: str, stops: list[str], cuts: list[int], include: bool

@@ -10,16 +10,17 @@ from common import logs
 from common.block_hash import HashScheme
 from common.errors import ConfigError
 from common.service_record import Fingerprint
-from decode_svc.config import DecodeConfig
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.mock_runner import MockMode, MockRunner
 from engine.model_config import ModelConfig
 from engine.model_revision import model_revision
 from engine.step import Runner
+from engine.worker_config import WorkerConfig
 
 log = logs.get(__name__)
 
+MAX_KV_EVENTS = 65_536  # that a worker may leave undrained
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 
 
@@ -32,7 +33,7 @@ class ModelEngine:
     capacity: dict[str, int]
 
     @staticmethod
-    def load(config: DecodeConfig, model: str, hash_key: bytes) -> ModelEngine:
+    def load(config: WorkerConfig, model: str, hash_key: bytes) -> ModelEngine:
         """Blocking: seconds for a small model. Raises `ModelLoadError` or `ConfigError` with one clear line."""
         started = time.monotonic()
         folder = Path(config.model_path)
@@ -46,12 +47,13 @@ class ModelEngine:
         scheme = HashScheme(hash_key, model, fingerprint.revision, fingerprint.dtype, config.block_size)
         log.info("model_loaded", model=model, revision=fingerprint.revision, runner=config.runner,
                  seconds=round(time.monotonic() - started, 2), num_blocks=engine_config.num_blocks)
-        return ModelEngine(EngineCore(engine_config, runner, scheme), fingerprint, {
+        core = EngineCore(engine_config, runner, scheme, max_kv_events=MAX_KV_EVENTS)
+        return ModelEngine(core, fingerprint, {
             "num_blocks": engine_config.num_blocks, "max_num_seqs": engine_config.max_num_seqs,
             "max_model_len": engine_config.max_model_len})
 
 
-def _engine_config(config: DecodeConfig, shape: ModelConfig, fingerprint: Fingerprint) -> EngineConfig:
+def _engine_config(config: WorkerConfig, shape: ModelConfig, fingerprint: Fingerprint) -> EngineConfig:
     max_model_len = config.max_model_len or shape.max_position_embeddings
     if max_model_len > shape.max_position_embeddings:
         raise ConfigError(f"max_model_len={max_model_len} is beyond the model's context of "
@@ -68,7 +70,7 @@ def _engine_config(config: DecodeConfig, shape: ModelConfig, fingerprint: Finger
         max_num_waiting=config.max_num_waiting, enable_prefix_caching=config.enable_prefix_caching)
 
 
-def _runner(config: DecodeConfig, engine: EngineConfig, folder: Path, shape: ModelConfig) -> Runner:
+def _runner(config: WorkerConfig, engine: EngineConfig, folder: Path, shape: ModelConfig) -> Runner:
     if config.runner.startswith("mock-"):
         return MockRunner(
             MockMode(config.runner.removeprefix("mock-")), num_blocks=engine.num_blocks, block_size=engine.block_size,

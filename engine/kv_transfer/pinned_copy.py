@@ -1,0 +1,30 @@
+"""A copy that runs in a thread and touches blocks: whoever owns the blocks waits for it before giving them back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class PinnedCopies:
+    """Runs copies one after another. A cancelled caller leaves its copy running; `settle` waits for it.
+
+    Invariant: after `settle` returns and before the next `run`, no thread of ours touches a block.
+    """
+
+    def __init__(self) -> None:
+        self._current: asyncio.Future[Any] | None = None
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        self._current = task = asyncio.ensure_future(work)
+        return await asyncio.shield(task)
+
+    async def run_thread(self, work: Callable[[], T]) -> T:
+        return await self.run(asyncio.to_thread(work))
+
+    async def settle(self) -> None:
+        while self._current is not None and not self._current.done():
+            await asyncio.wait({self._current})

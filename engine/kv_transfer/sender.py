@@ -1,0 +1,161 @@
+"""The prefill side of a hand-off (states: see `common.hand_off`)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+
+from common.block_hash import BlockHash
+from common.errors import ShoalError
+from common.hand_off import Done, Landed, PrefillEvent, PrefillOrder, Progress, Pusher
+from common.sampling_params import SamplingParams
+from engine.async_engine import AsyncEngine
+from engine.core import Reservation
+from engine.kv_transfer.pinned_copy import PinnedCopies
+from engine.kv_transfer.store_loader import StoreLoader
+from engine.outputs import RequestOutput
+from engine.request import EngineRequest
+
+PROGRESS_S = 0.5  # the longest silence towards the receiver
+_MAX_PUSH_BLOCKS = 32  # of one chunk, so that the receiver's copies overlap ours
+_UNUSED = SamplingParams(max_tokens=1)  # a prefill-only request samples nothing
+
+
+@dataclass(slots=True)
+class SendCounts:
+    num_transfers: int = 0
+    num_blocks: int = 0
+    num_bytes: int = 0
+    num_tokens_computed: int = 0
+    num_tokens_cached: int = 0
+
+
+class Sender:
+    """Makes a prompt's KV and pushes blocks as the steps that filled them retire."""
+
+    def __init__(
+        self, engine: AsyncEngine, loader: StoreLoader | None, open_pusher: Callable[[PrefillOrder], Pusher], block_size: int
+    ) -> None:
+        self._engine, self._loader, self._open_pusher = engine, loader, open_pusher
+        self._block_size = block_size
+        self._progress: dict[str, asyncio.Queue[RequestOutput]] = {}
+        self.counts = SendCounts()
+
+    @property
+    def num_live(self) -> int:
+        return len(self._progress)
+
+    def on_outputs(self, outputs: Sequence[RequestOutput]) -> None:
+        for output in outputs:
+            queue = self._progress.get(output.request_id)
+            if queue is not None:
+                queue.put_nowait(output)  # bounded by the steps of one prompt
+
+    async def send(self, order: PrefillOrder) -> AsyncGenerator[PrefillEvent, None]:
+        """Events up to `Done`. Raises `Overloaded` when the pool is full; closing it early aborts and frees."""
+        request = EngineRequest(
+            request_id=order.transfer_id, prompt_token_ids=order.token_ids, params=_UNUSED, adapter=order.adapter,
+            cache_salt=order.cache_salt, block_hashes=order.block_hashes or None, prefill_only=True)
+        self._progress[order.transfer_id] = asyncio.Queue()
+        copies = PinnedCopies()
+        reservation: Reservation | None = None
+        pusher = self._open_pusher(order)
+        try:
+            reservation = await self._engine.call(lambda core: core.reserve(request))
+            have = await self._from_store(order, reservation)
+            await self._engine.call(lambda core: core.start(order.transfer_id, num_cached_tokens=have))
+            transfer = _Outgoing(self._engine, order, reservation.block_ids, pusher, copies, self._block_size)
+            async for event in self._compute_and_push(order, transfer, have):
+                yield event
+            self.counts.num_transfers += 1
+            self.counts.num_blocks += transfer.num_sent
+            self.counts.num_bytes += transfer.num_bytes
+        finally:
+            await asyncio.shield(self._give_back(order.transfer_id, reservation, copies, pusher))
+
+    async def _from_store(self, order: PrefillOrder, reservation: Reservation) -> int:
+        """Progress in tokens after what the cache and the store had."""
+        have = reservation.num_cached_tokens
+        hashes: Sequence[BlockHash] = order.block_hashes[: (len(order.token_ids) - 1) // self._block_size]
+        if self._loader is None or len(hashes) * self._block_size <= have:
+            return have
+        present = await self._loader.blocks_present(hashes)
+        if not self._loader.is_worth(present - have // self._block_size):
+            return have
+        loaded = await self._loader.load(
+            order.transfer_id, hashes[:present], reservation.block_ids, have // self._block_size)
+        return loaded * self._block_size
+
+    async def _compute_and_push(
+        self, order: PrefillOrder, transfer: _Outgoing, have: int
+    ) -> AsyncGenerator[PrefillEvent, None]:
+        wanted = len(order.token_ids) - 1
+        computed = have
+        while True:
+            async for landed in transfer.push_up_to(computed):
+                yield landed
+            if computed >= wanted:
+                break
+            try:
+                computed = await self._next_progress(order.transfer_id)
+            except TimeoutError:
+                yield Progress(computed)
+        self.counts.num_tokens_cached += have
+        self.counts.num_tokens_computed += wanted - have
+        yield Done(num_tokens_computed=wanted - have, num_cached_tokens=have, bytes_sent=transfer.num_bytes)
+
+    async def _next_progress(self, transfer_id: str) -> int:
+        """The newest progress; raises `TimeoutError` after `PROGRESS_S` without any, or what ended the request."""
+        queue = self._progress[transfer_id]
+        output = await asyncio.wait_for(queue.get(), PROGRESS_S)
+        while not queue.empty():
+            output = queue.get_nowait()
+        if output.error is not None:
+            raise output.error
+        return output.num_computed_tokens
+
+    async def _give_back(
+        self, transfer_id: str, reservation: Reservation | None, copies: PinnedCopies, pusher: Pusher
+    ) -> None:
+        await copies.settle()
+        await pusher.close()
+        self._progress.pop(transfer_id, None)
+        if reservation is not None:
+            try:
+                await self._engine.call(lambda core: core.release(transfer_id))
+            except ShoalError:
+                return  # the engine has ended and with it all its blocks
+
+
+class _Outgoing:
+    """What one transfer has sent. Blocks are counted in send order: 0 is the one that holds token `send_from`."""
+
+    def __init__(
+        self, engine: AsyncEngine, order: PrefillOrder, block_ids: Sequence[int], pusher: Pusher,
+        copies: PinnedCopies, block_size: int,
+    ) -> None:
+        self._engine, self._pusher, self._copies, self._block_size = engine, pusher, copies, block_size
+        self._wanted = len(order.token_ids) - 1
+        self._send_from = order.send_from
+        self._sources = block_ids[order.send_from // block_size : -(-self._wanted // block_size)]
+        self.num_sent = 0
+        self.num_bytes = 0
+
+    async def push_up_to(self, computed: int) -> AsyncGenerator[Landed, None]:
+        """Push every block that is complete at `computed` tokens; the tail block once all tokens are there."""
+        complete = len(self._sources) if computed >= self._wanted else (
+            max(0, computed - self._send_from) // self._block_size)
+        while self.num_sent < complete:
+            first, end = self.num_sent, min(complete, self.num_sent + _MAX_PUSH_BLOCKS)
+            views = [self._engine.core.block_view(block_id) for block_id in self._sources[first:end]]
+            await self._copies.run(_push(self._pusher, first, views))
+            self.num_sent = end
+            self.num_bytes += sum(len(view) for view in views)
+            is_last = end == len(self._sources)
+            num_valid = (self._wanted - 1) % self._block_size + 1 if is_last else self._block_size
+            yield Landed(first, end - first, num_valid, computed)
+
+
+async def _push(pusher: Pusher, first_block: int, views: Sequence[memoryview]) -> None:
+    await pusher.push(first_block, views)

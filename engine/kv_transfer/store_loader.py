@@ -1,0 +1,91 @@
+"""Loads a prompt's KV from the store into reserved blocks, where that is faster than computing it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from common import logs
+from common.block_hash import BlockHash
+from common.service_record import Fingerprint
+from engine.async_engine import AsyncEngine
+from engine.kv_transfer.pinned_copy import PinnedCopies
+from engine.kv_transfer.store_port import StorePort
+
+log = logs.get(__name__)
+
+_SMOOTHING = 0.3  # weight of the newest measurement
+_MIN_SAMPLE_BLOCKS = 4  # fewer say more about the call than about the rate
+
+
+@dataclass(slots=True)
+class LoadCounts:
+    """Loads of a worker. `num_declined`: present in the store, but slower to load than to compute."""
+
+    num_loads: int = 0
+    num_blocks: int = 0
+    num_bytes: int = 0
+    num_declined: int = 0
+    bytes_per_s: float = 0.0  # smoothed; 0 until measured
+
+
+class StoreLoader:
+    """One per worker. `blocks_present` asks without a lease; `load` copies into blocks that the caller has reserved."""
+
+    def __init__(self, engine: AsyncEngine, store: StorePort, fingerprint: Fingerprint) -> None:
+        self._engine, self._store, self._fingerprint = engine, store, fingerprint
+        self.counts = LoadCounts()
+
+    async def blocks_present(self, hashes: Sequence[BlockHash]) -> int:
+        return await self._store.lookup(hashes, self._fingerprint) if hashes else 0
+
+    def is_worth(self, num_blocks: int) -> bool:
+        """Whether loading is expected to take less time than computing; yes while either rate is unknown."""
+        compute_rate = self._engine.stats.prefill_tokens_per_s
+        if num_blocks <= 0:
+            return False
+        if not compute_rate or not self.counts.bytes_per_s:
+            return True
+        load_s = num_blocks * self._engine.core.block_bytes / self.counts.bytes_per_s
+        compute_s = num_blocks * self._fingerprint.block_size / compute_rate
+        if load_s >= compute_s:
+            self.counts.num_declined += 1
+        return load_s < compute_s
+
+    async def load(
+        self, request_id: str, hashes: Sequence[BlockHash], block_ids: Sequence[int], num_present: int
+    ) -> int:
+        """Fill `block_ids` from block `num_present` on with the chain's content and tell the engine; new progress.
+
+        `num_present` and the result are in blocks. A cancellation leaves no copy running behind it.
+        """
+        core, chain = self._engine.core, hashes[num_present:]
+        targets = [np.frombuffer(core.block_view(i), np.uint8) for i in block_ids[num_present : num_present + len(chain)]]
+
+        def sink(index: int, source: memoryview) -> None:
+            np.copyto(targets[index], np.frombuffer(source, np.uint8))
+
+        copies = PinnedCopies()
+        started = time.perf_counter()
+        try:
+            loaded = await copies.run(self._store.get(chain, self._fingerprint, sink))
+        finally:
+            await copies.settle()
+        self._measure(loaded, time.perf_counter() - started)
+        if loaded:
+            num_tokens = (num_present + loaded) * self._fingerprint.block_size
+            await self._engine.call(lambda core: core.land(request_id, num_tokens))
+        return num_present + loaded
+
+    def _measure(self, num_blocks: int, seconds: float) -> None:
+        counts, num_bytes = self.counts, num_blocks * self._engine.core.block_bytes
+        counts.num_loads += 1
+        counts.num_blocks += num_blocks
+        counts.num_bytes += num_bytes
+        if num_blocks >= _MIN_SAMPLE_BLOCKS and seconds > 0:
+            rate = num_bytes / seconds
+            counts.bytes_per_s = rate if not counts.bytes_per_s else (
+                _SMOOTHING * rate + (1 - _SMOOTHING) * counts.bytes_per_s)

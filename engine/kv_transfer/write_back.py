@@ -1,0 +1,110 @@
+"""Copies what an engine has cached into the store, behind the engine's back and never in its way.
+
+States of a run of blocks: announced (the engine published their hashes) → queued → pinned → written → unpinned, or
+dropped: evicted before its turn, or pushed out of a full queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from common import logs
+from common.block_hash import BlockHash
+from common.errors import ShoalError
+from common.kv_event import BlockStored, KvEvent
+from common.service_record import Fingerprint
+from engine.async_engine import AsyncEngine
+from engine.kv_transfer.store_port import StorePort
+
+log = logs.get(__name__)
+
+MAX_QUEUED_RUNS = 4096
+_MAX_RUN_BLOCKS = 64  # of one put
+
+
+@dataclass(slots=True)
+class WriteBackCounts:
+    num_blocks: int = 0
+    num_bytes: int = 0
+    num_dropped_blocks: int = 0
+
+
+class WriteBack:
+    """Write-through on publication. `stop` writes what is queued, within its limit."""
+
+    def __init__(self, engine: AsyncEngine, store: StorePort, fingerprint: Fingerprint) -> None:
+        self._engine, self._store, self._fingerprint = engine, store, fingerprint
+        self._runs: deque[BlockStored] = deque()
+        self._ready = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._task: asyncio.Task[None] | None = None
+        self.counts = WriteBackCounts()
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    def on_kv_events(self, events: Sequence[KvEvent]) -> None:
+        for event in events:
+            if isinstance(event, BlockStored):
+                self._queue(event)
+
+    async def stop(self, flush_s: float) -> None:
+        try:
+            await asyncio.wait_for(self._idle.wait(), flush_s)
+        except TimeoutError:
+            log.warning("write_back_cut_short", queued=len(self._runs))
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    def _queue(self, run: BlockStored) -> None:
+        if len(self._runs) >= MAX_QUEUED_RUNS:
+            self.counts.num_dropped_blocks += len(self._runs.popleft().hashes)
+        self._runs.append(run)
+        self._idle.clear()
+        self._ready.set()
+
+    async def _run(self) -> None:
+        while True:
+            await self._ready.wait()
+            while self._runs:
+                hashes, parent = self._next_run()
+                try:
+                    await self._write(hashes, parent)
+                except ShoalError as error:
+                    self.counts.num_dropped_blocks += len(hashes)
+                    log.warning("write_back_failed", error=error.message)
+            self._ready.clear()
+            self._idle.set()
+
+    def _next_run(self) -> tuple[tuple[BlockHash, ...], BlockHash]:
+        """The oldest run, joined with those that continue its chain."""
+        first = self._runs.popleft()
+        hashes = first.hashes
+        while self._runs and self._runs[0].parent == hashes[-1] and len(hashes) < _MAX_RUN_BLOCKS:
+            hashes += self._runs.popleft().hashes
+        if len(hashes) > _MAX_RUN_BLOCKS:
+            self._runs.appendleft(BlockStored(hashes[_MAX_RUN_BLOCKS:], hashes[_MAX_RUN_BLOCKS - 1]))
+        return hashes[:_MAX_RUN_BLOCKS], first.parent
+
+    async def _write(self, hashes: tuple[BlockHash, ...], parent: BlockHash) -> None:
+        pinned = await self._engine.call(lambda core: core.pin(hashes))
+        held = []
+        try:
+            for block_hash in hashes:  # a chain is stored without holes: up to the first that was evicted
+                if block_hash not in pinned:
+                    break
+                held.append(block_hash)
+            views = [self._engine.core.block_view(pinned[block_hash]) for block_hash in held]
+            if held:
+                written = await self._store.put(held, parent, self._fingerprint, views)
+                self.counts.num_blocks += written
+                self.counts.num_bytes += written * self._engine.core.block_bytes
+            self.counts.num_dropped_blocks += len(hashes) - len(held)
+        finally:
+            block_ids = list(pinned.values())
+            await asyncio.shield(self._engine.call(lambda core: core.unpin(block_ids)))

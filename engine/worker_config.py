@@ -1,0 +1,34 @@
+"""What every worker with an engine can be told."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from common.config import ServiceConfig
+
+
+class WorkerConfig(ServiceConfig):
+    """One model, one engine, one device."""
+
+    model_path: str = Field(description="folder with config.json and safetensors", min_length=1)
+    model_name: str = Field("", description="name clients use; empty: the folder's name")
+    runner: str = Field(
+        "torch", pattern="^(torch|mock-echo|mock-hash)$",
+        description="torch computes the model; the mocks invent tokens and are for tests alone")
+    mock_step_s: float = Field(0.0, ge=0, le=10, description="mock runners: seconds a step takes")
+    dtype: str = Field("auto", pattern="^(auto|float32|bfloat16)$", description="auto: float32 on the CPU")
+    device: str = Field("cpu", pattern="^cpu$", description="where the model runs")
+    torch_threads: int = Field(1, ge=1, le=1024, description="threads of a matrix product; 1 where workers share cores")
+    block_size: int = Field(16, ge=1, le=256, description="token slots of a KV block")
+    kv_cache_bytes: int = Field(1 << 30, ge=1 << 16, description="memory for the KV cache")
+    num_blocks: int = Field(0, ge=0, description="KV blocks; 0: as many as kv_cache_bytes holds")
+    max_model_len: int = Field(0, ge=0, description="prompt + output tokens of a request; 0: the model's context")
+    max_num_seqs: int = Field(64, ge=1, le=4096, description="requests that run at once")
+    max_num_batched_tokens: int = Field(512, ge=1, le=1 << 20, description="token budget of a step")
+    max_num_waiting: int = Field(256, ge=1, le=1 << 20, description="requests that may wait; one more is refused")
+    enable_prefix_caching: bool = Field(True, description="reuse the KV of shared prefixes")
+    load_interval_s: float = Field(0.5, gt=0, le=60, description="how often the load is published")
+    shm_dir: str = Field("", description="folder in memory for KV shared with this host; empty: /dev/shm/shoal-<uid>")
+    store_policy: str = Field(
+        "all", pattern="^(all|none)$", description="what is written back to the KV store: all cached blocks, or none")
+    store_flush_s: float = Field(5.0, ge=0, le=600, description="how long a stop waits for the write-back")

@@ -1,0 +1,42 @@
+"""Configuration of the gateway."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from common.config import ServiceConfig
+
+
+class GatewayConfig(ServiceConfig):
+    """The gateway: the OpenAI API over HTTP. `port` is the HTTP port; it has no gRPC port."""
+
+    service: ClassVar[str] = "gateway"
+
+    port: int = Field(8000, ge=0, le=65535, description="HTTP port; 0 takes a free one and registers it")
+    api_keys: str = Field(
+        "", description="accepted API keys, separated by commas; with none here nor in the file all are let in",
+        max_length=65536, repr=False)
+    api_key_file: str = Field("", description="file with one accepted API key a line; # starts a comment line")
+    max_concurrent_requests: int = Field(
+        512, ge=1, le=100_000, description="requests in work at once; more get 503 server_is_overloaded")
+    overload_retry_after_s: float = Field(
+        1.0, gt=0, le=120, description="Retry-After of a request refused for want of room")
+    max_body_bytes: int = Field(
+        8 * 1024 * 1024, ge=1024, le=1024**3, description="largest request body in bytes; a larger one gets 413")
+    body_timeout_s: float = Field(30.0, gt=0, le=3600, description="how long a client may take to send its body")
+    request_timeout_s: float = Field(
+        600.0, gt=0, le=86400, description="deadline of a whole request; a shorter x-stainless-read-timeout also binds")
+    worker_wait_s: float = Field(
+        10.0, ge=0, le=600, description="how long a request waits for a first worker of its model, then 503")
+    max_placements: int = Field(
+        3, ge=1, le=100, description="workers tried for one request before its first token, the first included")
+    default_max_tokens: int = Field(
+        4096, ge=1, description="output limit of a chat that names none (never beyond what the context leaves)")
+    ping_s: float = Field(15.0, gt=0, le=3600, description="silence in an open stream after which a comment is sent")
+    stream_buffer_bytes: int = Field(
+        65536, ge=1024, le=2**30, description="unsent bytes kept for a slow reader before its stream waits for it")
+    flush_timeout_s: float = Field(
+        2.0, gt=0, le=600, description="how long the end of a stream waits for a reader that does not read")
+    keep_alive_s: float = Field(75.0, gt=0, le=3600, description="how long an idle client connection is kept")

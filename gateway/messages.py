@@ -1,0 +1,151 @@
+"""A conversation as clients send it, and as the model's template gets it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from common.errors import InvalidRequest, UnsupportedValue
+from common.tokenized import ChatPrompt
+
+_RESERVED_KWARGS = frozenset({
+    "chat_template", "messages", "tools", "documents", "conversation", "tokenize", "add_generation_prompt",
+    "continue_final_message", "return_tensors", "return_dict",
+})
+
+
+class ContentPart(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    type: str = Field(description="text (or refusal, in an assistant's turn)")
+    text: str | None = None
+    refusal: str | None = None
+
+
+class CalledFunction(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    name: str
+    arguments: str | None = None
+
+
+class ToolCall(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    id: str | None = None
+    type: str | None = None
+    function: CalledFunction
+
+
+class Message(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
+    name: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+    tool_call_id: str | None = None
+    refusal: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+
+class FunctionDefinition(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    name: str = Field(min_length=1, max_length=256)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    type: str = Field(description="function")
+    function: FunctionDefinition | None = None
+
+
+def chat_prompt(
+    messages: Sequence[Message], tools: Sequence[Tool], chat_template: Any, template_kwargs: Mapping[str, Any],
+    add_generation_prompt: bool | None, continue_final_message: bool | None,
+) -> ChatPrompt:
+    """The conversation for the model's template.
+
+    Raises `InvalidRequest` or `UnsupportedValue` with the dotted path of the part at fault. A client never brings a
+    template: rendering one is running its program.
+    """
+    if chat_template is not None:
+        raise InvalidRequest("chat_template: templates come only from the model", param="chat_template")
+    for name in template_kwargs.keys() & _RESERVED_KWARGS:
+        raise InvalidRequest(f"chat_template_kwargs.{name}: not allowed here", param=f"chat_template_kwargs.{name}")
+    if add_generation_prompt and continue_final_message:
+        raise InvalidRequest(
+            "continue_final_message: not together with add_generation_prompt", param="continue_final_message")
+    return ChatPrompt(
+        messages=[_for_template(m, f"messages.{i}") for i, m in enumerate(messages)],
+        tools=[_tool_for_template(t, f"tools.{i}") for i, t in enumerate(tools)],
+        add_generation_prompt=not continue_final_message if add_generation_prompt is None else add_generation_prompt,
+        continue_final_message=bool(continue_final_message), template_kwargs=dict(template_kwargs))
+
+
+def _for_template(message: Message, path: str) -> dict[str, Any]:
+    """`developer` is `system`; absent content is the empty text, which every template can join."""
+    out: dict[str, Any] = {
+        "role": "system" if message.role == "developer" else message.role, "content": _text(message, path)}
+    if message.name is not None:
+        out["name"] = message.name
+    if message.tool_call_id is not None:
+        out["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        out["tool_calls"] = [_call_for_template(call) for call in message.tool_calls]
+    reasoning = message.reasoning_content if message.reasoning is None else message.reasoning
+    if reasoning is not None:
+        out["reasoning_content"] = reasoning
+    return out
+
+
+def _text(message: Message, path: str) -> str:
+    content = message.content
+    if content is None:
+        if message.role != "assistant" or not (message.tool_calls or message.refusal):
+            raise InvalidRequest(f"{path}.content: must be a text or a list of parts", param=f"{path}.content")
+        return message.refusal or ""
+    if isinstance(content, str):
+        return content
+    return "\n".join(_part_text(part, f"{path}.content.{i}") for i, part in enumerate(content))
+
+
+def _part_text(part: ContentPart, path: str) -> str:
+    if part.type not in ("text", "input_text", "output_text", "refusal"):
+        raise UnsupportedValue(f"{path}.type: only text parts are offered by this model", param=f"{path}.type")
+    field = "refusal" if part.type == "refusal" else "text"
+    text: str | None = getattr(part, field)
+    if text is None:
+        raise InvalidRequest(f"{path}.{field}: must be a text", param=f"{path}.{field}")
+    return text
+
+
+def _call_for_template(call: ToolCall) -> dict[str, Any]:
+    """Templates want the arguments as an object; a text that is none (models write such) is passed as it is."""
+    arguments: Any = call.function.arguments or "{}"
+    try:
+        parsed = json.loads(arguments)
+    except (ValueError, RecursionError):
+        parsed = None
+    if isinstance(parsed, dict):
+        arguments = parsed
+    out: dict[str, Any] = {"type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+    if call.id is not None:
+        out["id"] = call.id
+    return out
+
+
+def _tool_for_template(tool: Tool, path: str) -> dict[str, Any]:
+    if tool.type != "function":
+        raise UnsupportedValue(f"{path}.type: only 'function' tools are offered", param=f"{path}.type")
+    if tool.function is None:
+        raise InvalidRequest(f"{path}.function: must be an object", param=f"{path}.function")
+    return {"type": "function", "function": tool.function.model_dump(exclude_none=True)}

@@ -1,0 +1,40 @@
+"""What the gateway counts. Labels take values from closed sets: known models, route templates, statuses, codes."""
+
+from __future__ import annotations
+
+import asyncio
+
+from common.metrics import ITL_BUCKETS, TTFT_BUCKETS, counter, gauge, histogram
+
+UNKNOWN_MODEL = "unknown"
+UNMATCHED_PATH = "unmatched"
+_DELAY_BUCKETS = (.0005, .001, .002, .005, .01, .02, .05, .1, .25, .5, 1, 5)
+_E2E_BUCKETS = (.05, .1, .25, .5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640, 1280)
+
+REQUESTS = counter(
+    "shoal_gateway_requests_total", "requests answered, by route template, model and status",
+    ["endpoint", "model", "status"])
+TTFT_S = histogram(
+    "shoal_gateway_ttft_seconds", "request received to first content chunk written (streams)", TTFT_BUCKETS, ["model"])
+ITL_S = histogram("shoal_gateway_itl_seconds", "gap between content chunks of a stream", ITL_BUCKETS, ["model"])
+E2E_S = histogram("shoal_gateway_e2e_seconds", "request received to last byte", _E2E_BUCKETS, ["model"])
+PROMPT_TOKENS = counter("shoal_gateway_prompt_tokens_total", "prompt tokens of finished requests", ["model"])
+CACHED_TOKENS = counter("shoal_gateway_cached_tokens_total", "prompt tokens that were prefix hits", ["model"])
+OUTPUT_TOKENS = counter("shoal_gateway_output_tokens_total", "output tokens of finished requests", ["model"])
+IN_FLIGHT = gauge("shoal_gateway_requests_in_flight", "requests that hold a slot")
+ABORTED = counter("shoal_gateway_aborted_total", "requests whose client went away")
+REFUSED = counter("shoal_gateway_refused_total", "requests answered with an error, by error code", ["code"])
+STREAM_ERRORS = counter("shoal_gateway_stream_errors_total", "streams that ended in an error event", ["code"])
+REPLACED = counter("shoal_gateway_replacements_total", "requests tried on another worker before their first token")
+UNKNOWN_FIELDS = counter("shoal_gateway_unknown_fields_total", "body fields that were not known and ignored")
+EVENT_LOOP_DELAY_S = histogram(
+    "shoal_gateway_event_loop_delay_seconds", "how late a timer of the event loop fires", _DELAY_BUCKETS)
+
+
+async def watch_event_loop(period_s: float = 0.25) -> None:
+    """Measure until cancelled: a blocked loop shows here before clients notice."""
+    loop = asyncio.get_running_loop()
+    while True:
+        before = loop.time()
+        await asyncio.sleep(period_s)
+        EVENT_LOOP_DELAY_S.observe(max(0.0, loop.time() - before - period_s))

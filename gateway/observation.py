@@ -1,0 +1,149 @@
+"""What is seen of each request from outside: its ids, counts, times and outcome, into metrics and one log line.
+
+An `Observation` lives from the first byte of a request to its last answer byte. It is the outermost layer: it names
+the request, adds `x-request-id` to every answer, and turns a fault that nobody caught into a plain 500.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from common import logs, trace
+from common.errors import Cancelled, InternalError, ShoalError
+from gateway import metrics
+from gateway.errors import FAULT_TEXT, error_response
+from gateway.order import Usage, new_request_id
+
+log = logs.get(__name__)
+
+_SCOPE_KEY = "shoal.observation"
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_QUIET = frozenset({"/health", "/live", "/ping", "/ready", "/metrics", "/version"})  # probes: counted, not logged
+CLIENT_GONE_STATUS = 499
+
+
+@dataclass(slots=True)
+class Observation:
+    """Filled by whoever works on the request. Times are of `time.perf_counter`."""
+
+    client_id: str  # x-request-id: the caller's own, else ours
+    started: float = field(default_factory=time.perf_counter)
+    request_id: str = ""  # of the generation
+    model: str = metrics.UNKNOWN_MODEL  # set only to a name that exists
+    streams: bool = False
+    status: int = 0  # 0: no answer was begun
+    error: ShoalError | None = None
+    finish_reason: str = ""
+    usage: Usage | None = None
+    first_content_s: float | None = None  # since the start
+    last_content: float = 0.0
+
+    def content(self, usage: Usage) -> None:
+        """A content chunk was written to a stream."""
+        now = time.perf_counter()
+        if self.first_content_s is None:
+            self.first_content_s = now - self.started
+            metrics.TTFT_S.labels(self.model).observe(self.first_content_s)
+        else:
+            metrics.ITL_S.labels(self.model).observe(now - self.last_content)
+        self.last_content, self.usage = now, usage
+
+    def finished(self, finish_reason: str, usage: Usage) -> None:
+        self.finish_reason, self.usage = finish_reason, usage
+
+    def failed(self, error: ShoalError) -> None:
+        self.error = error
+
+
+def observation(scope: Scope) -> Observation:
+    """The observation of the request that this scope belongs to."""
+    found: Observation = scope[_SCOPE_KEY]
+    return found
+
+
+class Observer:
+    """ASGI middleware, the outermost."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        carrier = _carrier(scope)
+        seen = Observation(carrier[trace.REQUEST_ID_KEY])
+        scope[_SCOPE_KEY] = seen
+        own_header = (b"x-request-id", seen.client_id.encode())
+
+        async def named_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                seen.status = message["status"]
+                message["headers"] = [*message.get("headers", ()), own_header]
+            await send(message)
+
+        with trace.attached(carrier):
+            try:
+                await self._app(scope, receive, named_send)
+            except ShoalError as error:
+                seen.failed(error)
+                await error_response(error)(scope, receive, named_send)
+            except Exception as fault:
+                seen.failed(InternalError(FAULT_TEXT))
+                log.error("request_fault", exc_info=fault)
+                if seen.status == 0:
+                    await error_response(InternalError(FAULT_TEXT))(scope, receive, named_send)
+            finally:
+                _record(seen, scope)
+
+
+def _carrier(scope: Scope) -> dict[str, str]:
+    """Trace context and request id of the caller; the first header counts, an id that is not plain is replaced."""
+    wanted = {*trace.TRACE_KEYS, trace.REQUEST_ID_KEY}
+    out: dict[str, str] = {}
+    for name, value in scope["headers"]:
+        key = name.decode("latin-1")
+        if key in wanted:
+            out.setdefault(key, value.decode("latin-1"))
+    if not _REQUEST_ID.fullmatch(out.get(trace.REQUEST_ID_KEY, "")):
+        out[trace.REQUEST_ID_KEY] = new_request_id()
+    return out
+
+
+def _record(seen: Observation, scope: Scope) -> None:
+    total_s = time.perf_counter() - seen.started
+    route = getattr(scope.get("route"), "path", metrics.UNMATCHED_PATH)
+    gone = isinstance(seen.error, Cancelled)
+    status = CLIENT_GONE_STATUS if gone else seen.status
+    metrics.REQUESTS.labels(route, seen.model, str(status)).inc()
+    if gone:
+        metrics.ABORTED.inc()
+    elif seen.error is not None:
+        (metrics.STREAM_ERRORS if seen.status == 200 else metrics.REFUSED).labels(seen.error.code).inc()
+    if seen.usage is not None:
+        metrics.E2E_S.labels(seen.model).observe(total_s)
+        metrics.PROMPT_TOKENS.labels(seen.model).inc(seen.usage.num_prompt_tokens)
+        metrics.CACHED_TOKENS.labels(seen.model).inc(seen.usage.num_cached_tokens)
+        metrics.OUTPUT_TOKENS.labels(seen.model).inc(seen.usage.num_output_tokens)
+    if route not in _QUIET:
+        log.info("request", **_facts(seen, route, status, total_s))
+
+
+def _facts(seen: Observation, route: str, status: int, total_s: float) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "request_id": seen.client_id, "endpoint": route, "model": seen.model, "status": status,
+        "stream": seen.streams, "total_s": round(total_s, 6),
+        "outcome": seen.error.code if seen.error else seen.finish_reason or "ok"}
+    if seen.request_id:
+        facts["id"] = seen.request_id
+    if seen.first_content_s is not None:
+        facts["ttft_s"] = round(seen.first_content_s, 6)
+    if seen.usage is not None:
+        facts.update(prompt_tokens=seen.usage.num_prompt_tokens, cached_tokens=seen.usage.num_cached_tokens,
+                     output_tokens=seen.usage.num_output_tokens)
+    return facts

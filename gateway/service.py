@@ -1,0 +1,139 @@
+"""Joins the gateway's parts; serves HTTP and registers.
+
+States: starting → ready → draining (`/ready` is 503, new requests are refused, streams go on) → cut (what is left ends
+with an error event) → stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import socket
+import time
+from collections.abc import Generator
+
+import uvicorn
+
+from common import logs
+from common.clients.decode import DecodeClient
+from common.clients.tokenizer import TokenizerClient
+from common.directory import Directory
+from common.errors import ConfigError, Unavailable
+from common.metrics import MetricsServer
+from common.registry import Lease
+from common.service_host import Deps, version
+from common.service_record import ServiceRecord
+from gateway import metrics
+from gateway.admission import Admission
+from gateway.app import Ports, build_app
+from gateway.auth import load_keys
+from gateway.config import GatewayConfig
+
+log = logs.get(__name__)
+_BACKLOG = 2048
+_STOP_TIMEOUT_S = 3
+
+
+def build(config: GatewayConfig, deps: Deps) -> GatewayService:
+    """Raises `ConfigError` for a key file that cannot be read."""
+    return GatewayService(config, deps)
+
+
+class GatewayService:
+    """One gateway process."""
+
+    def __init__(self, config: GatewayConfig, deps: Deps) -> None:
+        self._config, self._deps = config, deps
+        self._service_id = config.service_id or f"gateway-{secrets.token_hex(3)}"
+        self._directory = Directory(deps.registry)
+        self._tokenizer = TokenizerClient(self._directory)
+        self._decode = DecodeClient(self._directory, deps.bus)
+        self._admission = Admission(config.max_concurrent_requests, config.overload_retry_after_s)
+        app = build_app(config, load_keys(config.api_keys, config.api_key_file), Ports(
+            self._tokenizer, self._decode, self._directory), self._admission, version())
+        self._http = HttpServer(app, config)
+        self._metrics: MetricsServer | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._lease: Lease | None = None
+
+    async def start(self) -> None:
+        config = self._config
+        await self._http.start()
+        try:
+            self._metrics = MetricsServer(config.host, config.metrics_port)
+        except OSError as error:
+            raise ConfigError(f"cannot bind {config.host} metrics port {config.metrics_port}: {error.strerror}",
+                              param="metrics_port") from None
+        await self._directory.start()
+        await self._decode.start()
+        self._watching = asyncio.create_task(metrics.watch_event_loop())
+        address = f"{config.advertise_host or config.host}:{self._http.port}"
+        self._lease = await self._deps.registry.register(ServiceRecord(
+            service="gateway", service_id=self._service_id, incarnation=secrets.token_hex(8), address=address,
+            metrics_address=self._metrics.address, capacity={"max_concurrent_requests": config.max_concurrent_requests},
+            started_at_unix_s=time.time(), version=version()), config.lease_ttl_s)
+        log.info("ready", address=address, metrics=self._metrics.address)
+
+    async def drain(self) -> None:
+        self._admission.start_drain()
+        if self._lease is not None:
+            await self._lease.update(state="draining")
+        await self._admission.idle()
+
+    async def stop(self) -> None:
+        self._admission.cut(Unavailable("this gateway is shutting down", retry_after_s=1.0))
+        await self._http.stop()
+        if self._lease is not None:
+            await self._lease.release()
+        if self._watching is not None:
+            self._watching.cancel()
+        await self._decode.stop()
+        await self._tokenizer.stop()
+        await self._directory.stop()
+        if self._metrics is not None:
+            await asyncio.to_thread(self._metrics.close)
+
+
+class HttpServer:
+    """uvicorn inside this process's loop. States: bound → serving → stopped."""
+
+    def __init__(self, app: object, config: GatewayConfig) -> None:
+        self._host, self._asked_port = config.host, config.port
+        logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # requests and faults are logged by the observer
+        self._server = _Server(uvicorn.Config(
+            app, http="httptools", ws="none", lifespan="off", log_config=None, access_log=False,  # type: ignore[arg-type]
+            server_header=False, timeout_keep_alive=int(config.keep_alive_s) or 1,
+            timeout_graceful_shutdown=_STOP_TIMEOUT_S, backlog=_BACKLOG))
+        self._serving: asyncio.Task[None] | None = None
+        self.port = 0
+
+    async def start(self) -> None:
+        """Bind and serve. Raises `ConfigError` when the port is taken."""
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        # With the protocol named, asyncio turns Nagle's delay off on what is accepted (40 ms an answer otherwise).
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((self._host, self._asked_port))
+            listener.listen(_BACKLOG)
+        except OSError as error:
+            listener.close()
+            raise ConfigError(
+                f"cannot bind {self._host} port {self._asked_port}: {error.strerror or error}", param="port") from None
+        self.port = listener.getsockname()[1]
+        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
+
+    async def stop(self) -> None:
+        """Answers in progress have a few seconds to be written; then connections close."""
+        if self._serving is not None:
+            self._server.should_exit = True
+            await self._serving
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Signals belong to the service host."""
+        yield

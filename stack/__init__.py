@@ -1,0 +1,1 @@
+"""The `shoal` command: the one-host stack and the tools that talk to a running one."""

@@ -1,0 +1,151 @@
+"""The `shoal` command. Each command imports what it needs when it runs, so that `shoal --help` is instant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(name="shoal", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+                  help="Serve large language models as independent services.")
+model_app = typer.Typer(no_args_is_help=True, help="Models on this machine.")
+app.add_typer(model_app, name="model")
+
+Url = Annotated[str, typer.Option(help="Gateway to talk to; default: the stack that runs here.")]
+ApiKey = Annotated[str, typer.Option(envvar="SHOAL_API_KEY", help="API key of the gateway.")]
+StateDir = Annotated[Path | None, typer.Option(help="State folder of the stack [default: ~/.cache/shoal/stack].")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Every error that we raise ends as one line on stderr: exit code 2 for configuration, 1 for the rest."""
+    from common.errors import ConfigError, ShoalError
+
+    try:
+        yield
+    except ShoalError as error:
+        typer.echo(f"shoal: {error.message}", err=True)
+        raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
+
+
+@app.command()
+def up(
+    model: Annotated[str, typer.Option(help="Known name or Hugging Face folder.")] = "SmolLM2-135M-Instruct",
+    mixed: Annotated[int, typer.Option(help="Workers that prefill and decode.")] = 1,
+    gateway: Annotated[int, typer.Option(help="Gateways, on consecutive ports.")] = 1,
+    tokenizer: Annotated[int, typer.Option(help="Tokenizers.")] = 1,
+    host: Annotated[str, typer.Option(help="Address the gateways bind.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the first gateway; 0: a free one.")] = 8000,
+    api_key: Annotated[str, typer.Option(envvar="SHOAL_API_KEY", help="Key that clients must send.")] = "",
+    nats_url: Annotated[str, typer.Option(help="NATS to use instead of the embedded one.")] = "",
+    redis_url: Annotated[str, typer.Option(help="Redis or Valkey to use instead of the embedded one.")] = "",
+    state_dir: StateDir = None,
+    runner: Annotated[str, typer.Option(help="torch; mock-echo and mock-hash are for tests.")] = "torch",
+    drain_timeout_s: Annotated[float, typer.Option(min=0, max=3600, help="How long a stop lets work finish.")] = 30.0,
+    dtype: Annotated[str | None, typer.Option(help="Workers: auto, float32 or bfloat16.")] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="Workers: tokens of one request.")] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(help="Workers: requests that run at once.")] = None,
+    max_num_batched_tokens: Annotated[int | None, typer.Option(help="Workers: token budget of a step.")] = None,
+    kv_cache_bytes: Annotated[int | None, typer.Option(help="Workers: memory for the KV cache.")] = None,
+    block_size: Annotated[int | None, typer.Option(help="Workers: token slots of a KV block.")] = None,
+    torch_threads: Annotated[int | None, typer.Option(help="Workers: threads of each.")] = None,
+    log_format: Annotated[str, typer.Option(help="console or json.")] = "console",
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all logs, not only warnings.")] = False,
+) -> None:
+    """Start NATS, Valkey, tokenizer, workers and gateway on this machine; Ctrl-C drains and stops."""
+    from common.errors import ConfigError
+
+    with one_line_errors():
+        from stack import ports
+        from stack.console import Console
+        from stack.model_progress import ensure_model
+        from stack.plan import StackOptions
+        from stack.state_file import default_state_dir
+        from stack.up import up as run
+
+        if log_format not in ("console", "json"):
+            raise ConfigError(f"--log-format must be console or json, got {log_format!r}", param="log_format")
+        engine = {"dtype": dtype, "max_model_len": max_model_len, "max_num_seqs": max_num_seqs,
+                  "max_num_batched_tokens": max_num_batched_tokens, "kv_cache_bytes": kv_cache_bytes,
+                  "block_size": block_size, "torch_threads": torch_threads}
+        options = StackOptions(
+            model_path=ensure_model(model).resolve(), state_dir=(state_dir or default_state_dir()).resolve(),
+            mixed=mixed, gateway=gateway, tokenizer=tokenizer, host=host, port=port or ports.free_port(host),
+            api_key=api_key, nats_url=nats_url, redis_url=redis_url, runner=runner, drain_timeout_s=drain_timeout_s,
+            engine_flags={name: str(value) for name, value in engine.items() if value is not None})
+        run(options, Console(log_format, verbose))
+
+
+@app.command()
+def status(state_dir: StateDir = None, redis_url: str = "", nats_url: str = "", as_json: AsJson = False) -> None:
+    """Who is alive; exit code 1 when something is down."""
+    with one_line_errors():
+        from stack.status import print_status
+
+        raise typer.Exit(0 if print_status(state_dir, redis_url, nats_url, as_json) else 1)
+
+
+@app.command()
+def smoke(url: Url = "", api_key: ApiKey = "", state_dir: StateDir = None) -> None:
+    """Try the running stack from end to end; starts one of its own when none runs."""
+    with one_line_errors():
+        from stack.smoke import smoke as run
+
+        raise typer.Exit(0 if run(url, api_key, state_dir) else 1)
+
+
+@app.command()
+def chat(
+    url: Url = "",
+    model: Annotated[str, typer.Option(help="Default: the first that the gateway lists.")] = "",
+    system: Annotated[str, typer.Option(help="System prompt.")] = "",
+    temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")] = 0.2,
+    api_key: ApiKey = "",
+    state_dir: StateDir = None,
+) -> None:
+    """Talk to a model; after each answer its TTFT, speed and cached tokens. Ctrl-C cancels the answer only."""
+    with one_line_errors():
+        from stack.chat import chat as run
+
+        run(url, model, system, temperature, api_key, state_dir)
+
+
+@model_app.command("fetch")
+def model_fetch(
+    name: Annotated[str, typer.Argument(help="Which model.")] = "SmolLM2-135M-Instruct",
+    to: Annotated[Path | None, typer.Option(help="Folder to make [default: in ~/.cache/shoal].")] = None,
+) -> None:
+    """Fetch the small real model once and print its folder."""
+    with one_line_errors():
+        from stack.model_progress import fetch_model
+
+        typer.echo(fetch_model(name, to))
+
+
+@app.command("collect-env")
+def collect_env(as_json: AsJson = False) -> None:
+    """What this machine is and has installed, for a report; secrets are masked."""
+    from stack.environment import print_environment
+
+    print_environment(as_json)
+
+
+@app.command(
+    add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def bench(context: typer.Context) -> None:
+    """Measure: `shoal bench AREA [--quick] [--json FILE]`."""
+    import importlib
+
+    importlib.import_module("bench.cli").app(args=context.args, prog_name="shoal bench")
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

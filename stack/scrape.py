@@ -1,0 +1,30 @@
+"""Prometheus metrics of a process, read over HTTP."""
+
+from __future__ import annotations
+
+import urllib.request
+from collections import defaultdict
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from common.errors import Unavailable
+
+_TIMEOUT_S = 5.0
+
+
+def scrape(address: str) -> dict[str, float]:
+    """Sample name → value, summed over label sets; without histogram buckets. `address` is host:port.
+
+    Raises `Unavailable` when nothing answers there.
+    """
+    try:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=_TIMEOUT_S) as answer:
+            text = answer.read().decode()
+    except (OSError, ValueError) as error:
+        raise Unavailable(f"no metrics at {address}: {error}") from None
+    values: defaultdict[str, float] = defaultdict(float)
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if not sample.name.endswith(("_bucket", "_created")):
+                values[sample.name] += sample.value
+    return dict(values)

@@ -1,0 +1,1 @@
+"""The tokenizer service: text to token ids with block hashes, and back, incrementally."""

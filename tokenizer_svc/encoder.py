@@ -1,0 +1,156 @@
+"""CPU work off the event loop, in a bounded pool.
+
+A call's life: refused (`Overloaded`, the queue is full), or queued → running → answered. A caller that goes away, or
+whose time limit passes, is answered at once; its place in the queue is free again when the thread has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+from common.block_hash import HashScheme
+from common.errors import InvalidRequest, Overloaded
+from common.metrics import counter, gauge, histogram
+from common.text.model_tokenizer import num_utf8_bytes
+from common.tokenized import ChatPrompt, HashSpec, Tokenized
+from tokenizer_svc.served_models import ServedModel
+
+Result = TypeVar("Result")
+
+ENCODED = counter("shoal_tokenizer_encoded_tokens_total", "tokens made from text", ["model"])
+DECODED = counter("shoal_tokenizer_decoded_tokens_total", "tokens turned into text", ["model"])
+QUEUED = gauge("shoal_tokenizer_queued", "calls that wait for or run in the pool")
+LATENCY = histogram(
+    "shoal_tokenizer_call_seconds", "time of a call, queue included",
+    (.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10), ["call"])
+
+
+class Encoder:
+    """Encodes, renders, decodes and hashes. `key` is the deployment's hash key."""
+
+    def __init__(
+        self, key: bytes, *, threads: int, max_queued: int, max_text_bytes: int, render_timeout_s: float
+    ) -> None:
+        self._key, self._max_queued = key, max_queued
+        self._max_text_bytes, self._render_timeout_s = max_text_bytes, render_timeout_s
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="encode")
+        self._num_queued = 0
+
+    @property
+    def num_queued(self) -> int:
+        """Calls that wait or run."""
+        return self._num_queued
+
+    async def encode_text(
+        self, model: ServedModel, text: str, *, add_special_tokens: bool, hash_spec: HashSpec | None = None,
+        token_strings: bool = False,
+    ) -> Tokenized:
+        def work() -> Tokenized:
+            return self._encode(model, text, add_special_tokens, hash_spec, token_strings)
+
+        return await self._call("text", work)
+
+    async def encode_chat(
+        self, model: ServedModel, prompt: ChatPrompt, *, hash_spec: HashSpec | None = None, token_strings: bool = False
+    ) -> Tokenized:
+        """The template writes the special tokens itself. A render beyond its time limit is an `InvalidRequest`."""
+        text = await self._call("render", lambda: model.template.render(prompt), self._render_timeout_s)
+        return await self.encode_text(
+            model, text, add_special_tokens=False, hash_spec=hash_spec, token_strings=token_strings)
+
+    async def check_tokens(
+        self, model: ServedModel, token_ids: Sequence[int], *, hash_spec: HashSpec | None = None,
+        token_strings: bool = False,
+    ) -> Tokenized:
+        def work() -> Tokenized:
+            model.tokenizer.check(token_ids)
+            return self._finish(model, token_ids, hash_spec, token_strings)
+
+        return await self._call("tokens", work)
+
+    async def decode(self, model: ServedModel, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        def work() -> str:
+            model.tokenizer.check(token_ids)
+            DECODED.labels(model.name).inc(len(token_ids))
+            return model.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+        return await self._call("decode", work)
+
+    async def drain(self) -> None:
+        while self._num_queued:
+            await asyncio.sleep(0.02)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _encode(
+        self, model: ServedModel, text: str, add_special_tokens: bool, hash_spec: HashSpec | None, token_strings: bool
+    ) -> Tokenized:
+        if len(text) > self._max_text_bytes or num_utf8_bytes(text) > self._max_text_bytes:
+            raise InvalidRequest(f"prompt: text is longer than {self._max_text_bytes} bytes", param="prompt")
+        token_ids = model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        ENCODED.labels(model.name).inc(len(token_ids))
+        return self._finish(model, token_ids, hash_spec, token_strings)
+
+    def _finish(
+        self, model: ServedModel, token_ids: Sequence[int], hash_spec: HashSpec | None, token_strings: bool
+    ) -> Tokenized:
+        hashes = block_hashes(self._key, hash_spec, token_ids) if hash_spec is not None else ()
+        strings = tuple(model.tokenizer.token_string(i) for i in token_ids) if token_strings else ()
+        return Tokenized(tuple(token_ids), hashes, strings)
+
+    async def _call(self, call: str, work: Callable[[], Result], timeout_s: float | None = None) -> Result:
+        """`timeout_s` begins when a thread takes the call up."""
+        if self._num_queued >= self._max_queued:
+            raise Overloaded(f"tokenizer: {self._max_queued} calls are queued already", retry_after_s=1.0)
+        queued_at = time.monotonic()
+        loop = asyncio.get_running_loop()
+        begun = asyncio.Event()
+
+        def begin_work() -> Result:
+            _tell(loop, begun.set)
+            return work()
+
+        self._count(1)
+        running = self._pool.submit(begin_work)
+        running.add_done_callback(lambda _: _tell(loop, self._count, -1))
+        try:
+            return await _answer(running, begun, timeout_s)
+        finally:
+            LATENCY.labels(call).observe(time.monotonic() - queued_at)
+
+    def _count(self, change: int) -> None:
+        self._num_queued += change
+        QUEUED.set(self._num_queued)
+
+
+def block_hashes(key: bytes, spec: HashSpec, token_ids: Sequence[int]) -> tuple[bytes, ...]:
+    """One hash per full block. Raises `InvalidRequest` for a block size below 1."""
+    if spec.block_size < 1:
+        raise InvalidRequest(f"hash_spec.block_size: must be at least 1, got {spec.block_size}", param="hash_spec")
+    scheme = HashScheme(key, spec.model, spec.revision, spec.dtype, spec.block_size)
+    return tuple(scheme.chain(scheme.root(spec.adapter, spec.cache_salt), token_ids))
+
+
+async def _answer(running: Future[Result], begun: asyncio.Event, timeout_s: float | None) -> Result:
+    answer = asyncio.wrap_future(running)
+    answer.add_done_callback(lambda _: begun.set())
+    try:
+        await begun.wait()
+        return await asyncio.wait_for(answer, timeout_s)
+    except TimeoutError:
+        raise InvalidRequest(
+            f"messages: rendering the chat template did not end within {timeout_s:g} s", param="messages") from None
+    finally:
+        answer.cancel()  # a call that is still queued leaves the queue with its caller
+
+
+def _tell(loop: asyncio.AbstractEventLoop, what: Callable[..., None], *args: int) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody counts any more
+        loop.call_soon_threadsafe(what, *args)
+
