@@ -69,6 +69,7 @@ class WorkerView:
     num_blocks: int = 0
     num_free_blocks: int = 0
     num_in_flight: int = 0  # sent by this process and not ended
+    incarnation: str = ""
 
 
 @dataclass(frozen=True, slots=True)

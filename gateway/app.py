@@ -18,8 +18,10 @@ from starlette.types import ASGIApp
 from common.directory import Directory
 from common.errors import InternalError, ShoalError
 from common.generation import DecodePort, ModelFacts
+from common.placement import RouterPort
 from common.tokenized import TokenizerPort
 from gateway.admission import Admission
+from gateway.attempts import AttemptLimits
 from gateway.auth import KeyGuard
 from gateway.config import GatewayConfig
 from gateway.errors import FAULT_TEXT, error_response, from_http_exception
@@ -38,6 +40,7 @@ class Ports:
 
     tokenizer: TokenizerPort
     decode: DecodePort
+    router: RouterPort | None  # None: requests are placed by load
     directory: Directory
 
 
@@ -53,8 +56,8 @@ def build_routes(config: GatewayConfig, ports: Ports, admission: Admission, vers
     app.add_exception_handler(ShoalError, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http_exception)
     app.add_exception_handler(Exception, _answer_fault)
-    pipeline = Pipeline(ports.tokenizer, ports.decode, PipelineLimits(
-        config.worker_wait_s, config.max_placements, config.default_max_tokens))
+    pipeline = Pipeline(ports.tokenizer, ports.decode, ports.router, PipelineLimits(
+        AttemptLimits(config.worker_wait_s, config.max_placements), config.default_max_tokens))
     _add_generation(app, GenerationDesk(pipeline, admission, config))
     _add_text(app, TextDesk(ports.tokenizer, pipeline, admission, config))
     _add_models(app, pipeline, ports.decode)

@@ -31,7 +31,7 @@ class GatewayConfig(ServiceConfig):
     worker_wait_s: float = Field(
         10.0, ge=0, le=600, description="how long a request waits for a first worker of its model, then 503")
     max_placements: int = Field(
-        3, ge=1, le=100, description="workers tried for one request before its first token, the first included")
+        4, ge=1, le=100, description="workers that one request may be sent to, the first included")
     default_max_tokens: int = Field(
         4096, ge=1, description="output limit of a chat that names none (never beyond what the context leaves)")
     ping_s: float = Field(15.0, gt=0, le=3600, description="silence in an open stream after which a comment is sent")

@@ -70,7 +70,7 @@ class GenerationDesk:
             if body.streams:
                 await call.stream(send, Chunks(
                     kind, order.request_id, model.name, include_usage=body.include_usage,
-                    usage_on_every_chunk=body.usage_on_every_chunk))
+                    usage_on_every_chunk=body.usage_on_every_chunk, return_token_ids=order.return_token_ids))
                 return
             payload = await call.whole(kind)
         await Response(payload, media_type="application/json")(scope, receive, send)
@@ -87,13 +87,17 @@ class _Call:
 
     async def whole(self, kind: Kind) -> bytes:
         texts: list[str] = []
+        prompt_ids, output_ids = list[int](), list[int]()
         async with self._running() as (events, _limit):
             async for event in events:
                 if isinstance(event, Piece):
                     texts.append(event.text)
+                    prompt_ids += event.prompt_token_ids
+                    output_ids += event.token_ids
                     continue
                 self.seen.finished(event.finish_reason, event.usage)
-                return whole_body(kind, self.order.request_id, self.order.model.name, "".join(texts), event)
+                return whole_body(kind, self.order.request_id, self.order.model.name, "".join(texts), event,
+                                  (prompt_ids, output_ids) if self.order.return_token_ids else None)
         raise InternalError("the pipeline ended without an ending")
 
     async def stream(self, send: Send, chunks: Chunks) -> None:
@@ -123,10 +127,11 @@ class _Call:
                 if not stream.is_open:
                     limit.reschedule(self._whole_deadline())
                     stream.open()
-                    await stream.write(chunks.begin(event))
-                if event.text:
-                    await stream.write(chunks.content(event))
-                    self.seen.content(event.usage)
+                    await stream.write(chunks.begin(event))  # may be nothing
+                if chunk := chunks.content(event):
+                    await stream.write(chunk)
+                    if event.text:
+                        self.seen.content(event.usage)
         raise InternalError("the pipeline ended without an ending")
 
     def _told(self, fault: Exception) -> ShoalError:

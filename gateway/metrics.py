@@ -26,6 +26,8 @@ ABORTED = counter("shoal_gateway_aborted_total", "requests whose client went awa
 REFUSED = counter("shoal_gateway_refused_total", "requests answered with an error, by error code", ["code"])
 STREAM_ERRORS = counter("shoal_gateway_stream_errors_total", "streams that ended in an error event", ["code"])
 REPLACED = counter("shoal_gateway_replacements_total", "requests tried on another worker before their first token")
+MIGRATED = counter("shoal_gateway_migrations_total", "running streams moved to another worker")
+ROUTED_BY_LOAD = counter("shoal_gateway_routed_by_load_total", "placements made here because no router answered")
 UNKNOWN_FIELDS = counter("shoal_gateway_unknown_fields_total", "body fields that were not known and ignored")
 EVENT_LOOP_DELAY_S = histogram(
     "shoal_gateway_event_loop_delay_seconds", "how late a timer of the event loop fires", _DELAY_BUCKETS)

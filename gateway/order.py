@@ -33,6 +33,7 @@ class Order:
     add_special_tokens: bool = True
     logit_bias: dict[int, float] = field(default_factory=dict)
     cache_salt: str = ""
+    return_token_ids: bool = False
 
     def sampling_params(self, max_tokens: int) -> SamplingParams:
         """Raises `InvalidRequest` naming the field as the client sent it."""
@@ -68,7 +69,9 @@ class Piece:
 
     text: str
     usage: Usage
-    fingerprint: str  # of the weights and the KV layout that serve this request
+    token_ids: tuple[int, ...] = ()  # since the last piece; all pieces together: as many as the usage counts
+    prompt_token_ids: tuple[int, ...] = ()  # in the first piece only
+    fingerprint: str = ""  # of the weights and the KV layout that serve this request
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,4 +81,4 @@ class Ending:
     finish_reason: FinishReason  # STOP or LENGTH
     stop_reason: str | int | None  # the stop string, or the stop token id the client gave
     usage: Usage
-    fingerprint: str
+    fingerprint: str = ""

@@ -4,56 +4,45 @@ wait for a worker of the model → tokenize and hash → check the context → p
 
 The gateway is the authority on the finish: a stop string found in the text ends the request here, usage counts up to
 the token that completed it, and closing the worker's stream tells the worker to stop. A worker that cannot take the
-request, or is lost before its first token, is replaced by another one; after the first token its loss is the caller's
-error. Whoever runs `run` bounds it in time and may cancel it anywhere: leaving the generator releases all it holds.
+request or is lost is replaced by another one, without gap or repeat (gateway/attempts.py). Whoever runs `run` bounds it
+in time and may cancel it anywhere: leaving the generator releases all it holds.
 """
 
 from __future__ import annotations
 
-import asyncio
-import dataclasses
 import functools
 import hashlib
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AbstractAsyncContextManager, aclosing
-from typing import cast
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 
-from common import logs, trace
-from common.errors import (
-    ContextLengthExceeded,
-    InternalError,
-    InvalidRequest,
-    ModelNotFound,
-    Overloaded,
-    ShoalError,
-    Unavailable,
-    WorkerLost,
-)
+from common import trace
+from common.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, Unavailable
 from common.generation import DecodePort, FinishReason, Generation, ModelFacts, TokenDelta
+from common.placement import RouterPort
 from common.sampling_params import SamplingParams
 from common.service_record import Fingerprint
-from common.tokenized import ChatPrompt, HashSpec, TextDelta, Tokenized, TokenizerPort
-from gateway import metrics, placement
+from common.tokenized import ChatPrompt, HashSpec, TextDelta, TextStream, Tokenized, TokenizerPort
+from gateway.attempts import AttemptLimits, Attempts
 from gateway.order import Ending, Order, Piece, Usage
-
-log = logs.get(__name__)
-_REPLACEABLE = (Unavailable, Overloaded, WorkerLost)
+from gateway.outcome import OutcomeClock
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class PipelineLimits:
-    """Times in seconds. `max_placements` counts all workers that one request may be sent to."""
+    """How often and how long a worker is looked for, and the output of a request that names no limit."""
 
-    worker_wait_s: float
-    max_placements: int
+    attempts: AttemptLimits
     default_max_tokens: int
 
 
 class Pipeline:
     """Holds no state of its own; any number of requests run at once."""
 
-    def __init__(self, tokenizer: TokenizerPort, decode: DecodePort, limits: PipelineLimits) -> None:
-        self._tokenizer, self._decode, self._limits = tokenizer, decode, limits
+    def __init__(
+        self, tokenizer: TokenizerPort, decode: DecodePort, router: RouterPort | None, limits: PipelineLimits
+    ) -> None:
+        self._tokenizer, self._decode, self._router, self._limits = tokenizer, decode, router, limits
 
     def find_model(self, name: str | None) -> ModelFacts:
         """The model of that name; of None, the only one known. Raises `ModelNotFound` or `InvalidRequest`."""
@@ -72,42 +61,59 @@ class Pipeline:
 
         Raises any `ShoalError`; before the first `Piece` the client has been told nothing yet.
         """
+        clock = OutcomeClock(order.request_id, order.model.name)
         fingerprint = await self._fingerprint(order.model.name)
         prompt = await self._tokenize(order, fingerprint)
         generation = Generation(
             request_id=order.request_id, model=order.model.name, prompt_token_ids=prompt.token_ids,
             block_hashes=prompt.block_hashes, params=await self._params(order, len(prompt.token_ids)),
             cache_salt=order.cache_salt, trace_context=trace.carrier())
+        attempts = Attempts(self._decode, self._router, self._limits.attempts, generation, deadline)
         text = self._tokenizer.open_text(
             order.model.name, stop=order.stop, include_stop=order.include_stop,
             skip_special_tokens=order.skip_special_tokens)
-        system = system_fingerprint(fingerprint)
-        begun = False
-        num_tokens = 0
         try:
-            async with _closing(self._tokens(generation, deadline)) as deltas:
-                async for delta in deltas:
-                    num_tokens += len(delta.token_ids)
-                    ids = _shown(delta, order)
-                    shown = await text.push(ids) if ids else TextDelta("", 0)
-                    last = delta.finish_reason is not None and shown.matched_stop is None
-                    tail = (await text.finish()) if last else TextDelta("", shown.num_tokens)
-                    stop = shown.matched_stop or tail.matched_stop
-                    counted = (tail if tail.matched_stop else shown).num_tokens if stop is not None else num_tokens
-                    usage = Usage(len(prompt.token_ids), delta.num_cached_tokens, counted)
-                    if shown.text or tail.text or not begun:
-                        begun = True
-                        yield Piece(shown.text + tail.text, usage, system)
-                    if stop is not None or last:
-                        yield _ending(delta, order, stop, usage, system)
-                        return
+            async with aclosing(self._pieces(order, generation, attempts, text, clock)) as pieces:
+                async for piece in pieces:
+                    yield replace(piece, fingerprint=system_fingerprint(fingerprint))
+        except BaseException as error:
+            clock.failed(error)
+            raise
         finally:
             text.close()
+            await clock.tell(self._router, attempts)
+
+    async def _pieces(
+        self, order: Order, generation: Generation, attempts: Attempts, text: TextStream, clock: OutcomeClock
+    ) -> AsyncGenerator[Piece | Ending, None]:
+        begun, num_tokens, unsent = False, 0, list[int]()
+        async with aclosing(attempts.deltas()) as deltas:
+            async for delta in deltas:
+                num_before, num_tokens = num_tokens, num_tokens + len(delta.token_ids)
+                ids = _shown(delta, order)
+                shown = await text.push(ids) if ids else TextDelta("", 0)
+                last = delta.finish_reason is not None and shown.matched_stop is None
+                tail = (await text.finish()) if last else TextDelta("", shown.num_tokens)
+                stop = shown.matched_stop or tail.matched_stop
+                counted = (tail if tail.matched_stop else shown).num_tokens if stop is not None else num_tokens
+                usage = Usage(len(generation.prompt_token_ids), delta.num_cached_tokens, counted)
+                clock.tokens(usage, delta.queue_s)
+                unsent += delta.token_ids[: max(0, counted - num_before)]
+                if shown.text or tail.text or not begun or (order.return_token_ids and unsent):
+                    first_ids = () if begun else generation.prompt_token_ids
+                    yield Piece(shown.text + tail.text, usage, tuple(unsent), first_ids)
+                    begun, unsent = True, []
+                if stop is not None or last:
+                    ending = _ending(delta, order, stop, usage)
+                    clock.finished(ending.finish_reason)
+                    yield ending
+                    return
 
     async def _fingerprint(self, model: str) -> Fingerprint:
-        workers = await self._decode.wait_for_workers(model, self._limits.worker_wait_s)
+        wait_s = self._limits.attempts.worker_wait_s
+        workers = await self._decode.wait_for_workers(model, wait_s)
         if not workers:
-            raise Unavailable(f"no worker of this model within {self._limits.worker_wait_s:g} s", retry_after_s=2.0)
+            raise Unavailable(f"no worker of this model within {wait_s:g} s", retry_after_s=2.0)
         return workers[0].fingerprint  # all workers of one model agree: the registry sees to it
 
     async def _tokenize(self, order: Order, fingerprint: Fingerprint) -> Tokenized:
@@ -140,32 +146,6 @@ class Pipeline:
             params.check_vocabulary((await self._tokenizer.describe(order.model.name)).vocab_size)
         return params
 
-    async def _tokens(self, generation: Generation, deadline: float) -> AsyncGenerator[TokenDelta, None]:
-        """Deltas of the first worker that gets to a token, up to and with the one that has a finish reason."""
-        tried: dict[str, ShoalError] = {}
-        while True:
-            worker = placement.pick(self._decode.workers(generation.model), exclude=tried)
-            if worker is None or len(tried) >= self._limits.max_placements:
-                raise _last(tried)
-            begun = False
-            timeout_s = max(0.001, deadline - asyncio.get_running_loop().time())
-            sent = dataclasses.replace(generation, timeout_s=timeout_s)
-            try:
-                async with _closing(self._decode.generate(worker.worker_id, sent)) as deltas:
-                    async for delta in deltas:
-                        _raise_failure(delta)
-                        begun = True
-                        yield delta
-                        if delta.finish_reason is not None:
-                            return
-                raise WorkerLost(f"worker {worker.worker_id} ended the stream of tokens without a finish")
-            except _REPLACEABLE as error:
-                if begun:
-                    raise
-                tried[worker.worker_id] = error
-                metrics.REPLACED.inc()
-                log.warning("worker_refused", id=generation.request_id, worker_id=worker.worker_id, code=error.code)
-
 
 @functools.lru_cache(maxsize=256)
 def system_fingerprint(fingerprint: Fingerprint) -> str:
@@ -179,25 +159,9 @@ def _shown(delta: TokenDelta, order: Order) -> tuple[int, ...]:
     return delta.token_ids[:-1] if hidden else delta.token_ids
 
 
-def _ending(delta: TokenDelta, order: Order, stop: str | None, usage: Usage, system: str) -> Ending:
+def _ending(delta: TokenDelta, order: Order, stop: str | None, usage: Usage) -> Ending:
     if stop is not None:
-        return Ending(FinishReason.STOP, stop, usage, system)
+        return Ending(FinishReason.STOP, stop, usage)
     assert delta.finish_reason is not None
     stop_id = delta.stop_token_id if delta.stop_token_id in order.stop_token_ids else None
-    return Ending(delta.finish_reason, stop_id, usage, system)
-
-
-def _raise_failure(delta: TokenDelta) -> None:
-    if delta.finish_reason is FinishReason.ERROR:
-        raise delta.error or InternalError("the worker failed without naming the error")
-    if delta.finish_reason is FinishReason.ABORT:
-        raise WorkerLost("the worker gave the request up")
-
-
-def _last(tried: dict[str, ShoalError]) -> ShoalError:
-    """The refusal to hand on: the last one, which knows best when to come back."""
-    return list(tried.values())[-1] if tried else Unavailable("the last worker of this model has just gone")
-
-
-def _closing(stream: AsyncIterator[TokenDelta]) -> AbstractAsyncContextManager[AsyncGenerator[TokenDelta, None]]:
-    return aclosing(cast("AsyncGenerator[TokenDelta, None]", stream))
+    return Ending(delta.finish_reason, stop_id, usage)

@@ -48,23 +48,30 @@ class Chunks:
     """Server-sent events of one stream, as bytes."""
 
     def __init__(
-        self, kind: Kind, request_id: str, model: str, *, include_usage: bool, usage_on_every_chunk: bool
+        self, kind: Kind, request_id: str, model: str, *, include_usage: bool, usage_on_every_chunk: bool,
+        return_token_ids: bool = False,
     ) -> None:
         self._shape = SHAPES[kind]
         self._head = {"id": self._shape.id_prefix + request_id, "object": self._shape.chunk_object,
                       "created": int(time.time()), "model": model}
         self._include_usage, self._usage_on_every_chunk = include_usage, usage_on_every_chunk
+        self._return_token_ids = return_token_ids
         self._open = b""
 
     def begin(self, first: Piece) -> bytes:
-        """What comes before any content. Fixes the bytes that all chunks share."""
+        """What comes before any content; may be nothing. Fixes the bytes that all chunks share."""
         fields = orjson.dumps({**self._head, "system_fingerprint": first.fingerprint})
         self._open = b"data: " + fields[:-1] + b',"choices":['
-        return self._chunk(self._shape.first, first.usage) if self._shape.first else b""
+        return self._chunk(self._with_ids(self._shape.first, first, prompt=True), first.usage) if (
+            self._shape.first) else b""
 
     def content(self, piece: Piece) -> bytes:
+        """The chunk of a piece; nothing when it has neither text nor token ids that were asked for."""
+        if not piece.text and not (self._return_token_ids and piece.token_ids):
+            return b""
         shape = self._shape
-        return self._chunk(shape.delta_open + orjson.dumps(piece.text) + shape.delta_close, piece.usage)
+        choice = shape.delta_open + orjson.dumps(piece.text) + shape.delta_close
+        return self._chunk(self._with_ids(choice, piece, prompt=not shape.first, output=True), piece.usage)
 
     def end(self, ending: Ending) -> bytes:
         """The finish chunk, the usage chunk when asked, and `[DONE]`."""
@@ -75,6 +82,17 @@ class Chunks:
             return finish + DONE
         return finish + self._open + b'],"usage":' + orjson.dumps(usage_body(ending.usage)) + b"}\n\n" + DONE
 
+    def _with_ids(self, choice: bytes, piece: Piece, *, prompt: bool = False, output: bool = False) -> bytes:
+        """The JSON of a choice with the ids that were asked for added to it."""
+        if not self._return_token_ids:
+            return choice
+        ids: dict[str, tuple[int, ...]] = {}
+        if prompt and piece.prompt_token_ids:
+            ids["prompt_token_ids"] = piece.prompt_token_ids
+        if output:
+            ids["token_ids"] = piece.token_ids
+        return choice[:-1] + b"," + orjson.dumps(ids)[1:] if ids else choice
+
     def _chunk(self, choice: bytes, usage: Usage) -> bytes:
         if self._usage_on_every_chunk:
             close = b'],"usage":' + orjson.dumps(usage_body(usage)) + b"}\n\n"
@@ -83,8 +101,11 @@ class Chunks:
         return self._open + choice + close
 
 
-def whole_body(kind: Kind, request_id: str, model: str, text: str, ending: Ending) -> bytes:
-    """The answer of a request that does not stream."""
+def whole_body(
+    kind: Kind, request_id: str, model: str, text: str, ending: Ending,
+    token_ids: tuple[list[int], list[int]] | None = None,
+) -> bytes:
+    """The answer of a request that does not stream. `token_ids`: those of prompt and output, when asked for."""
     shape = SHAPES[kind]
     choice: dict[str, Any] = {"index": 0}
     if kind == "chat":
@@ -92,6 +113,8 @@ def whole_body(kind: Kind, request_id: str, model: str, text: str, ending: Endin
     else:
         choice["text"] = text
     choice.update(logprobs=None, finish_reason=ending.finish_reason, stop_reason=ending.stop_reason)
+    if token_ids is not None:
+        choice.update(prompt_token_ids=token_ids[0], token_ids=token_ids[1])
     return orjson.dumps({
         "id": shape.id_prefix + request_id, "object": shape.body_object, "created": int(time.time()), "model": model,
         "system_fingerprint": ending.fingerprint, "choices": [choice], "usage": usage_body(ending.usage)})

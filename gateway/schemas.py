@@ -58,6 +58,7 @@ class GenerationRequest(BaseModel):
     logit_bias: dict[str, Any] | None = Field(None, description="token id → -100..100")
     skip_special_tokens: bool | None = Field(None, description="default true")
     include_stop_str_in_output: bool | None = None
+    return_token_ids: bool | None = Field(None, description="also answer with token ids, as vLLM does")
     cache_salt: str | None = Field(None, max_length=512, description="prefix hits only among requests of one salt")
 
     @property
@@ -81,7 +82,7 @@ class GenerationRequest(BaseModel):
     def _order(self, model: ModelFacts, prompt: ChatPrompt | str | tuple[int, ...], **own: Any) -> Order:
         given = {"temperature": self.temperature, "top_p": self.top_p, "ignore_eos": self.ignore_eos,
                  "include_stop": self.include_stop_str_in_output, "skip_special_tokens": self.skip_special_tokens,
-                 "cache_salt": self.cache_salt, **own}
+                 "cache_salt": self.cache_salt, "return_token_ids": self.return_token_ids, **own}
         if self.top_k is not None:
             given["top_k"] = 0 if self.top_k == -1 else self.top_k
         if self.seed is not None:

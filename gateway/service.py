@@ -18,6 +18,7 @@ import uvicorn
 
 from common import logs
 from common.clients.decode import DecodeClient
+from common.clients.router import RouterClient
 from common.clients.tokenizer import TokenizerClient
 from common.directory import Directory
 from common.errors import ConfigError, Unavailable
@@ -50,9 +51,10 @@ class GatewayService:
         self._directory = Directory(deps.registry)
         self._tokenizer = TokenizerClient(self._directory)
         self._decode = DecodeClient(self._directory, deps.bus)
+        self._router = RouterClient(self._directory, deps.bus)
         self._admission = Admission(config.max_concurrent_requests, config.overload_retry_after_s)
         app = build_app(config, load_keys(config.api_keys, config.api_key_file), Ports(
-            self._tokenizer, self._decode, self._directory), self._admission, version())
+            self._tokenizer, self._decode, self._router, self._directory), self._admission, version())
         self._http = HttpServer(app, config)
         self._metrics: MetricsServer | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -91,6 +93,7 @@ class GatewayService:
             self._watching.cancel()
         await self._decode.stop()
         await self._tokenizer.stop()
+        await self._router.stop()
         await self._directory.stop()
         if self._metrics is not None:
             await asyncio.to_thread(self._metrics.close)

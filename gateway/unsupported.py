@@ -22,7 +22,7 @@ _BOTH: dict[str, tuple[Any, ...]] = {
     "json_schema": (), "stop_regex": (), "structural_tag": (), "no_stop_trim": (False,), "lora_path": (),
     "input_ids": (), "input_embeds": (), "prompt_embeds": (), "custom_logit_processor": (),
     "logits_processors": ([],), "kv_transfer_params": (), "return_hidden_states": (False,),
-    "return_token_ids": (False,), "return_tokens_as_token_ids": (False,), "return_token_offsets": (False,),
+    "return_tokens_as_token_ids": (False,), "return_token_offsets": (False,),
     "return_prompt_text": (False,), "spaces_between_special_tokens": (True,), "repetition_detection": (),
     "thinking_token_budget": (), "media": ([],),
 }

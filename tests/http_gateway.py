@@ -12,6 +12,7 @@ from typing import Any
 import httpx2
 
 from common.directory import Directory
+from common.placement import RouterPort
 from common.registry import MemoryRegistry
 from common.service_record import ServiceRecord
 from gateway.admission import Admission
@@ -59,7 +60,8 @@ class HttpGateway:
 
 @asynccontextmanager
 async def http_gateway(
-    decode: FakeDecode | None = None, tokenizer: FakeTokenizer | None = None, **settings: Any
+    decode: FakeDecode | None = None, tokenizer: FakeTokenizer | None = None, router: RouterPort | None = None,
+    **settings: Any,
 ) -> AsyncIterator[HttpGateway]:
     config = GatewayConfig(**{"port": 0, "worker_wait_s": 0.2, **settings})
     registry = MemoryRegistry()
@@ -69,7 +71,8 @@ async def http_gateway(
     decode, tokenizer = decode or FakeDecode(), tokenizer or FakeTokenizer()
     admission = Admission(config.max_concurrent_requests, config.overload_retry_after_s)
     keys = load_keys(config.api_keys, config.api_key_file)
-    server = HttpServer(build_app(config, keys, Ports(tokenizer, decode, directory), admission, "1.2.3"), config)
+    ports = Ports(tokenizer, decode, router, directory)
+    server = HttpServer(build_app(config, keys, ports, admission, "1.2.3"), config)
     await server.start()
     async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=20) as client:
         try:

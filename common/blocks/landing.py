@@ -17,16 +17,17 @@ LANDING_PREFIX = "landing-"
 
 
 class Landings:
-    """The open areas of one receiver. `worker_id`, `incarnation` and `address` go into the tickets."""
+    """The open areas of one receiver. `address` is that of its gRPC server, set once it listens."""
 
-    def __init__(self, shm_dir: Path, worker_id: str, incarnation: str, address: str, block_bytes: int) -> None:
+    def __init__(self, shm_dir: Path, worker_id: str, incarnation: str, block_bytes: int) -> None:
         self._shm_dir, self._block_bytes = shm_dir, block_bytes
-        self._identity = (worker_id, incarnation, address)
+        self._worker_id, self._incarnation, self.address = worker_id, incarnation, ""
         self._by_message: dict[str, MemoryLanding] = {}
 
     def open(self, transport: str, transfer_id: str, num_blocks: int) -> Landing:
         path = self._shm_dir / f"{LANDING_PREFIX}{transfer_id}{SUFFIX}" if transport == SHM else None
-        ticket = Ticket(transport, *self._identity, str(path or ""), self._block_bytes, num_blocks)
+        ticket = Ticket(transport, self._worker_id, self._incarnation, self.address, str(path or ""),
+                        self._block_bytes, num_blocks)
         if path is not None:
             return FileLanding(ticket, path)
         landing = MemoryLanding(ticket, lambda: self._by_message.pop(transfer_id, None))

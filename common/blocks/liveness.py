@@ -63,7 +63,12 @@ def is_alive(shm_dir: Path, name: str) -> bool:
         os.close(fd)
 
 
-def _path(shm_dir: Path, name: str) -> Path:
+def check_name(name: str) -> None:
+    """Raises `InvalidRequest` for a name that `hold` would refuse."""
     if not _NAME.fullmatch(name):
         raise InvalidRequest(f"name: must be 1 to 128 letters, digits, '.', '_' or '-', got {name!r}", param="name")
+
+
+def _path(shm_dir: Path, name: str) -> Path:
+    check_name(name)
     return shm_dir / f"{name}{SUFFIX}"

@@ -16,27 +16,21 @@ import grpc.aio
 
 from common import logs, rpc
 from common.bus import Bus
+from common.clients.generate import delta_from_proto, generation_to_proto
+from common.clients.worker import LOAD_SUBJECT
 from common.directory import Directory
-from common.errors import InternalError, InvalidRequest, ShoalError, Unavailable, WorkerLost
-from common.generation import FinishReason, Generation, ModelFacts, TokenDelta, WorkerView
-from common.sampling_params import SamplingParams
+from common.errors import InvalidRequest, ShoalError, Unavailable, WorkerLost
+from common.generation import Generation, ModelFacts, TokenDelta, WorkerView
 from common.service_record import ServiceRecord
-from proto import common_pb2, decode_pb2, decode_pb2_grpc, events_pb2
+from proto import decode_pb2, decode_pb2_grpc, events_pb2
 
 log = logs.get(__name__)
 
-LOAD_SUBJECT = "shoal.load"  # shoal.load.<worker_id>
 LOAD_STALE_S = 5.0  # an older report says nothing
 CONNECT_TIMEOUT_S = 5.0
+STALL_S = 3600.0  # a worker sends something every second; silent for longer it is given up
 RECONNECT_WAIT_S = 0.3
 MAX_QUEUED_COMMANDS = 4096
-
-_FINISH = {
-    common_pb2.FINISH_REASON_STOP: FinishReason.STOP,
-    common_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
-    common_pb2.FINISH_REASON_ABORT: FinishReason.ABORT,
-    common_pb2.FINISH_REASON_ERROR: FinishReason.ERROR,
-}
 
 
 class DecodeClient:
@@ -109,7 +103,7 @@ class DecodeClient:
             max_model_len=record.capacity.get("max_model_len", 0), max_num_seqs=record.capacity.get("max_num_seqs", 1),
             num_running=load.num_running, num_waiting=load.num_waiting,
             num_blocks=record.capacity.get("num_blocks", 0), num_free_blocks=load.num_free_blocks,
-            num_in_flight=link.num_in_flight)
+            num_in_flight=link.num_in_flight, incarnation=record.incarnation)
 
     async def _on_load(self, _subject: str, payload: bytes) -> None:
         load = events_pb2.WorkerLoad.FromString(payload)
@@ -162,7 +156,7 @@ class _Link:
         # A queue holds one request's unread deltas: bounded by its max_tokens.
         queue: asyncio.Queue[TokenDelta | ShoalError] = asyncio.Queue()
         try:
-            self._commands.put_nowait(decode_pb2.GenerateCommand(submit=_submit_message(generation)))
+            self._commands.put_nowait(decode_pb2.GenerateCommand(submit=generation_to_proto(generation)))
         except asyncio.QueueFull:
             raise Unavailable("the stream to the worker is congested", retry_after_s=1.0) from None
         self._open[generation.request_id] = queue
@@ -201,7 +195,7 @@ class _Link:
             except grpc.aio.AioRpcError as error:
                 why = rpc.error_from_rpc(error).message
             except TimeoutError:
-                why = f"no answer within {CONNECT_TIMEOUT_S:g} s"
+                why = "silent for too long"
             finally:
                 was, self.connected = self.connected, False
                 self._fail_open(f"decode worker {self.record.service_id} was lost")
@@ -218,11 +212,11 @@ class _Link:
             self.connected = True
             self._event.set()
             self._event.clear()
-            async for batch in call:
+            while (batch := await asyncio.wait_for(call.read(), STALL_S)) is not grpc.aio.EOF:
                 for delta in batch.deltas:
                     queue = self._open.get(delta.request_id)
                     if queue is not None:  # aborted requests may still have a delta on the way
-                        queue.put_nowait(_delta_from(delta))
+                        queue.put_nowait(delta_from_proto(delta))
         finally:
             call.cancel()
 
@@ -234,30 +228,3 @@ class _Link:
         for queue in self._open.values():
             queue.put_nowait(WorkerLost(why, retry_after_s=1.0))
         self._open.clear()
-
-
-def _submit_message(generation: Generation) -> decode_pb2.Submit:
-    return decode_pb2.Submit(
-        request_id=generation.request_id, model=generation.model, prompt_token_ids=generation.prompt_token_ids,
-        block_hashes=b"".join(generation.block_hashes), params=params_to_proto(generation.params),
-        adapter=generation.adapter, cache_salt=generation.cache_salt, timeout_s=generation.timeout_s,
-        trace_context=dict(generation.trace_context))
-
-
-def params_to_proto(params: SamplingParams) -> common_pb2.SamplingParams:
-    return common_pb2.SamplingParams(
-        max_tokens=params.max_tokens, temperature=params.temperature, top_k=params.top_k, top_p=params.top_p,
-        seed=params.seed, ignore_eos=params.ignore_eos, stop_token_ids=params.stop_token_ids,
-        logit_bias=params.logit_bias)
-
-
-def _delta_from(delta: decode_pb2.RequestDelta) -> TokenDelta:
-    finish = _FINISH.get(delta.finish_reason)
-    error = rpc.error_from_proto(delta.error) if delta.HasField("error") else None
-    if finish is FinishReason.ERROR and error is None:
-        error = InternalError("the worker ended the request with an error that it did not name")
-    return TokenDelta(
-        request_id=delta.request_id, token_ids=tuple(delta.token_ids), finish_reason=finish, error=error,
-        stop_token_id=delta.stop_token_id if delta.HasField("stop_token_id") else None,
-        num_prompt_tokens=delta.num_prompt_tokens, num_cached_tokens=delta.num_cached_tokens,
-        num_output_tokens=delta.num_output_tokens, queue_s=delta.queue_s)

@@ -14,7 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from common import rpc
+import grpc.aio
+
 from common.block_hash import BlockHash
 from common.blocks.checksum import checksum, copy_with_checksum
 from common.clients.kvstore_nodes import StoreNode
@@ -86,6 +87,8 @@ class BlockPaths:
         call = node.stub.Read(kvstore_pb2.ReadRequest(lease_id=answer.lease_id), timeout=_left(until))
         try:
             async for block in call:
+                if num_read == len(answer.slots):
+                    break
                 slot, index, view = answer.slots[num_read], first + num_read, memoryview(block.payload)
 
                 def work(stop: threading.Event, slot: Any = slot, index: int = index, view: memoryview = view) -> bool:
@@ -98,7 +101,7 @@ class BlockPaths:
                     break
                 self._note(slot, STREAM)
                 num_read += 1
-        except (rpc.grpc.aio.AioRpcError, ShoalError):
+        except (grpc.aio.AioRpcError, ShoalError):
             node.mark_failed()
         finally:
             call.cancel()

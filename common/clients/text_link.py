@@ -74,8 +74,9 @@ class TextLink:
 
     async def _run(self) -> None:
         why: ShoalError = Unavailable("the tokenizer ended the text stream")
-        call = self._stub.Detokenize(self._batches())
+        call = None
         try:
+            call = self._stub.Detokenize(self._batches())
             async for batch in call:
                 for item in batch.items:
                     answer = self._asks.get(item.stream_id)
@@ -83,9 +84,12 @@ class TextLink:
                         answer.set_result(item)
         except grpc.aio.AioRpcError as error:
             why = rpc.error_from_rpc(error)
+        except grpc.aio.UsageError:  # the channel is closed already
+            why = Unavailable("the channel to the tokenizer was closed")
         finally:
             self._break(why)
-            call.cancel()
+            if call is not None:
+                call.cancel()
 
     async def _batches(self) -> AsyncIterator[tokenizer_pb2.DetokenizeBatch]:
         while True:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import socket
 from collections.abc import AsyncIterator
 from typing import Any
@@ -135,12 +136,13 @@ async def test_a_stop_token_is_counted_not_shown_unless_asked_for(gateway: HttpG
     TokenDelta("", (), FinishReason.ERROR, WorkerLost("engine fault"))])
 async def test_a_worker_lost_after_tokens_ends_the_stream_in_one_error_event(gateway: HttpGateway, step: Any) -> None:
     gateway.decode.script = lambda _w, _g: [b"ab", step]
+    gateway.decode.workers_.append(dataclasses.replace(gateway.decode.workers_[0], worker_id="w1"))
     answer = await gateway.chat(max_tokens=50, stream=True)
     chunks = events(answer.text)
     assert answer.status_code == 200
     assert endings(chunks) == ["error"]
     assert chunks[-1]["error"]["code"] == "worker_lost"
-    assert len(gateway.decode.placed) == 1
+    assert len(gateway.decode.placed) == 1  # tokens were sent: no other worker may begin again
     assert (await gateway.chat(max_tokens=50)).status_code == 503
 
 

@@ -12,17 +12,17 @@ from gateway.order import Ending, Piece, Usage, new_request_id
 from gateway.responses import Chunks, Kind, whole_body
 
 USAGE = Usage(5, 2, 3)
-ENDING = Ending(FinishReason.STOP, "x", USAGE, "shoal-1")
+ENDING = Ending(FinishReason.STOP, "x", USAGE, fingerprint="shoal-1")
 
 
 def parsed(event: bytes) -> list[Any]:
     return [json.loads(e.removeprefix("data: ")) for e in event.decode().split("\n\n") if e and "[DONE]" not in e]
 
 
-@given(st.text(), st.sampled_from(["chat", "completion"]))
+@given(st.text(min_size=1), st.sampled_from(["chat", "completion"]))
 def test_any_text_makes_one_valid_event_that_gives_it_back(text: str, kind: Kind) -> None:
     chunks = Chunks(kind, "id", 'a "model"', include_usage=False, usage_on_every_chunk=False)
-    piece = Piece(text, USAGE, "shoal-1")
+    piece = Piece(text, USAGE, fingerprint="shoal-1")
     chunks.begin(piece)
     [chunk] = parsed(chunks.content(piece))
     choice = chunk["choices"][0]
@@ -34,7 +34,7 @@ def test_any_text_makes_one_valid_event_that_gives_it_back(text: str, kind: Kind
 @pytest.mark.parametrize("include", [False, True])
 def test_the_end_has_the_reason_once_the_usage_when_asked_and_done(kind: Kind, include: bool) -> None:
     chunks = Chunks(kind, "id", "m", include_usage=include, usage_on_every_chunk=False)
-    chunks.begin(Piece("", USAGE, "shoal-1"))
+    chunks.begin(Piece("", USAGE, fingerprint="shoal-1"))
     end = chunks.end(ENDING)
     assert end.endswith(b"data: [DONE]\n\n")
     finish, *usage = parsed(end)

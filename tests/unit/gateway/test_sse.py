@@ -70,13 +70,14 @@ async def test_a_writer_waits_once_the_buffer_is_full_and_goes_on_when_it_is_rea
     await stream.close()
 
 
-async def test_only_the_first_ending_counts() -> None:
+async def test_only_the_first_ending_counts_even_while_it_is_still_unsent() -> None:
     client = SlowClient()
     stream = open_stream(client)
     stream.open()
-    await stream.end(b"first")
-    await stream.end(b"second")
+    ends = [asyncio.create_task(stream.end(last)) for last in (b"first", b"second")]
+    await asyncio.sleep(0)  # both were called before the writer ran
     await stream.write(b"late")
+    await asyncio.gather(*ends)
     await stream.close()
     assert client.parts == [b"first"]
 

@@ -1,0 +1,104 @@
+"""How a request's prompt KV comes to be on this worker, before the scheduler takes over.
+
+States of an admission: asked → plain (nothing to fetch: the scheduler queues and computes it), or asked → reserved
+(blocks granted) → loading from the store → receiving from a prefill worker → started. Each step that fails or is not
+worth it is left out: whatever is missing at `started`, the scheduler computes. A cancelled admission waits for the
+copy in hand, then gives its blocks back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from common import logs
+from common.errors import Overloaded, ShoalError
+from common.generation import Generation
+from common.placement import Placement
+from engine.async_engine import AsyncEngine
+from engine.core import Reservation
+from engine.kv_transfer.receiver import Receiver, Route
+from engine.kv_transfer.store_loader import StoreLoader
+from engine.request import EngineRequest
+
+log = logs.get(__name__)
+
+
+@dataclass(slots=True)
+class AdmissionCounts:
+    """How prompts were admitted. `num_no_room`: the cap on blocks that await KV was reached, so it went in plain."""
+
+    num_plain: int = 0
+    num_reserved: int = 0
+    num_no_room: int = 0
+
+
+class KvAdmission:
+    """`find_route` says how to reach the prefill worker of a placement, or None when it is gone."""
+
+    def __init__(
+        self, engine: AsyncEngine, loader: StoreLoader, receiver: Receiver,
+        find_route: Callable[[Placement], Route | None], *, block_size: int, timeout_s: float,
+    ) -> None:
+        self._engine, self._loader, self._receiver = engine, loader, receiver
+        self._find_route, self._block_size, self._timeout_s = find_route, block_size, timeout_s
+        self.counts = AdmissionCounts()
+
+    async def admit(self, generation: Generation, request: EngineRequest) -> None:
+        """Return once the scheduler has the request. Raises the `ShoalError` that refuses it."""
+        route = self._find_route(generation.placement) if generation.placement else None
+        present = await self._loader.blocks_present(self._loadable(generation))
+        if route is None and not present:
+            self._plain(request)
+            return
+        try:
+            reservation = await self._engine.call(lambda core: core.reserve(request))
+        except Overloaded:
+            self.counts.num_no_room += 1
+            self._plain(request)
+            return
+        self.counts.num_reserved += 1
+        await self._fill_and_start(generation, request, reservation, present, route)
+
+    def _plain(self, request: EngineRequest) -> None:
+        self.counts.num_plain += 1
+        self._engine.submit(request)
+
+    async def _fill_and_start(
+        self, generation: Generation, request: EngineRequest, reservation: Reservation, present: int,
+        route: Route | None,
+    ) -> None:
+        started = False
+        try:
+            have = await self._load(generation, reservation, present)
+            cached = have
+            wanted = len(request.prompt_token_ids) + len(request.output_token_ids) - 1
+            if route is not None and have < wanted:
+                received = await self._receiver.receive(
+                    route, request, reservation.block_ids, have, generation.timeout_s or self._timeout_s)
+                cached = received.num_cached_tokens
+            await self._engine.call(lambda core: core.start(request.request_id, num_cached_tokens=cached))
+            started = True
+        finally:
+            if not started:
+                await asyncio.shield(self._give_back(request.request_id))
+
+    async def _load(self, generation: Generation, reservation: Reservation, present: int) -> int:
+        """Tokens there are after what the store had."""
+        have = reservation.num_cached_tokens
+        if not self._loader.is_worth(present - have // self._block_size):
+            return have
+        loaded = await self._loader.load(
+            generation.request_id, generation.block_hashes[:present], reservation.block_ids, have // self._block_size)
+        return loaded * self._block_size
+
+    def _loadable(self, generation: Generation) -> tuple[bytes, ...]:
+        """The full blocks that leave at least one prompt token to compute."""
+        return generation.block_hashes[: (len(generation.prompt_token_ids) - 1) // self._block_size]
+
+    async def _give_back(self, request_id: str) -> None:
+        try:
+            await self._engine.call(lambda core: core.release(request_id))
+        except ShoalError:
+            log.debug("nothing_to_release", request_id=request_id)  # the engine has ended, and its blocks with it
