@@ -8,8 +8,8 @@ generators.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Final
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from typing import Any, Final, cast
 
 import grpc
 import grpc.aio
@@ -112,27 +112,31 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], method: str, error
 
 def _unary(inner: Callable[..., Awaitable[Any]], method: str) -> Callable[..., Awaitable[Any]]:
     async def handle(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-        with trace.attached(_received(context)):
-            try:
-                return await inner(request, context)
-            except grpc.aio.AbortError:
-                raise
-            except Exception as error:
-                await _abort(context, method, error)
+        trace.adopt(_received(context))
+        try:
+            return await inner(request, context)
+        except grpc.aio.AbortError:
+            raise
+        except Exception as error:
+            await _abort(context, method, error)
 
     return handle
 
 
 def _stream(inner: Callable[..., AsyncIterator[Any]], method: str) -> Callable[..., AsyncIterator[Any]]:
     async def handle(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
-        with trace.attached(_received(context)):
-            try:
-                async for message in inner(request, context):
-                    yield message
-            except grpc.aio.AbortError:
-                raise
-            except Exception as error:
-                await _abort(context, method, error)
+        # A call that is cut ends by closing this generator, from another task: it must close the inner one itself.
+        trace.adopt(_received(context))
+        messages = inner(request, context)
+        try:
+            async for message in messages:
+                yield message
+        except grpc.aio.AbortError:
+            raise
+        except Exception as error:
+            await _abort(context, method, error)
+        finally:
+            await cast("AsyncGenerator[Any, None]", messages).aclose()
 
     return handle
 

@@ -28,6 +28,12 @@ def carrier() -> dict[str, str]:
     return out
 
 
+def adopt(received: Mapping[str, str]) -> None:
+    """Go on in the context that a carrier describes: for a task that serves one call and then ends."""
+    otel_context.attach(propagate.extract(dict(received)))
+    request_id.set(received.get(REQUEST_ID_KEY, request_id.get()))
+
+
 @contextmanager
 def attached(received: Mapping[str, str]) -> Iterator[None]:
     """Run the body in the context that a carrier describes."""

@@ -14,7 +14,7 @@ class DecodeConfig(WorkerConfig):
 
     service: ClassVar[str] = "decode"
 
-    role: str = Field("mixed", pattern="^(decode|mixed)$", description="decode: prompts come from elsewhere if possible")
+    role: str = Field("mixed", pattern="^(decode|mixed)$", description="decode: prompts are to come from elsewhere")
     transport: str = Field("auto", pattern="^(auto|shm|grpc)$", description="how KV comes in; auto: shm on one host")
     handoff_timeout_s: float = Field(30.0, gt=0, le=3600, description="the longest a hand-off may take")
     handoff_stall_s: float = Field(3.0, gt=0, le=600, description="a prefill worker silent for this long is given up")

@@ -5,32 +5,40 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
 from prometheus_client import REGISTRY
 
-from common import logs, rpc
-from common.block_hash import HASH_BYTES
-from common.clients.decode import LOAD_SUBJECT
-from common.errors import InvalidRequest, ShoalError
-from common.generation import FinishReason, Generation, TokenDelta
-from common.sampling_params import SamplingParams
+from common import logs
+from common.blocks.host_id import host_id, open_shm_dir
+from common.blocks.landing import Landings
+from common.clients.channels import ChannelPool
+from common.clients.generate import delta_to_proto, generation_from_proto
+from common.clients.kv_events import KvEventPublisher
+from common.clients.kvstore import KvStoreClient
+from common.clients.prefill import PrefillClient
+from common.clients.worker import LOAD_SUBJECT, WorkerServicer
+from common.directory import Directory
+from common.errors import ShoalError
+from common.generation import FinishReason, TokenDelta
+from common.hand_off import GRPC, SHM
+from common.kv_event import KvEvent
+from common.placement import Placement
 from common.service_host import Deps, ServiceHost
+from decode_svc.admission import KvAdmission
 from decode_svc.config import DecodeConfig
-from engine.engine_metrics import EngineMetrics
-from engine.model_engine import ModelEngine
+from decode_svc.transfer_metrics import TransferMetrics
 from decode_svc.worker import DecodeWorker, Session
-from proto import common_pb2, decode_pb2, decode_pb2_grpc, events_pb2, worker_pb2, worker_pb2_grpc
+from engine.engine_metrics import EngineMetrics
+from engine.kv_transfer.receiver import Receiver, Route
+from engine.kv_transfer.worker_kv import WorkerKv
+from engine.model_engine import ModelEngine
+from proto import decode_pb2, decode_pb2_grpc, events_pb2, prefill_pb2, prefill_pb2_grpc, worker_pb2_grpc
 
 log = logs.get(__name__)
-
-_FINISH = {
-    FinishReason.STOP: common_pb2.FINISH_REASON_STOP, FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
-    FinishReason.ABORT: common_pb2.FINISH_REASON_ABORT, FinishReason.ERROR: common_pb2.FINISH_REASON_ERROR,
-}
 
 
 def build(config: DecodeConfig, deps: Deps) -> DecodeService:
@@ -38,29 +46,52 @@ def build(config: DecodeConfig, deps: Deps) -> DecodeService:
 
 
 class DecodeService:
-    """A mixed worker: prefill and decode on one engine."""
+    """One engine that decodes; prompts come from a prefill worker, the store, or its own engine."""
 
     def __init__(self, config: DecodeConfig, deps: Deps) -> None:
         self._config, self._deps = config, deps
         self._host = ServiceHost(config, deps.registry)
         self._model = config.model_name or Path(config.model_path).name
+        self._shm_dir = open_shm_dir(config.shm_dir)
+        self._host_id = host_id(self._shm_dir)
+        self._directory = Directory(deps.registry)
+        self._channels = ChannelPool()
+        self._publisher = KvEventPublisher(deps.bus, self._host.service_id, self._host.incarnation, self._model)
+        self._store = KvStoreClient(self._directory, self._shm_dir)
         self._worker: DecodeWorker | None = None
-        self._metrics: EngineMetrics | None = None
+        self._kv: WorkerKv | None = None
+        self._metrics: list[EngineMetrics | TransferMetrics] = []
         self._reporting: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         config = self._config
         key = await self._deps.registry.deployment_key()
-        engine = await asyncio.to_thread(ModelEngine.load, config, self._model, key)
-        self._worker = worker = DecodeWorker(engine.core, self._model, self._deps.fail)
-        worker.start()
-        self._metrics = EngineMetrics(lambda: worker.stats, self._model, config.block_size)
-        REGISTRY.register(self._metrics)
-        decode_pb2_grpc.add_DecodeServicer_to_server(DecodeServicer(worker), self._host.server)
-        worker_pb2_grpc.add_WorkerServicer_to_server(WorkerServicer(worker, self._load), self._host.server)
-        await self._host.listen()
+        loaded = await asyncio.to_thread(ModelEngine.load, config, self._model, key)
+        await self._directory.start()
+        worker = self._worker = DecodeWorker(loaded.core, self._model, self._on_kv_events, self._deps.fail)
+        kv = self._kv = WorkerKv(
+            worker.engine, self._store, loaded.fingerprint, writes=config.store_policy == "all")
+        decode_pb2_grpc.add_DecodeServicer_to_server(
+            DecodeServicer(worker, config.heartbeat_s), self._host.server)
+        worker_pb2_grpc.add_WorkerServicer_to_server(
+            WorkerServicer(self._load, worker.reset_prefix_cache, self._publisher), self._host.server)
+        landings = Landings(self._shm_dir, self._host.service_id, self._host.incarnation, loaded.core.block_bytes)
+        prefill_pb2_grpc.add_KvTransferServicer_to_server(KvTransferServicer(landings), self._host.server)
+        landings.address = await self._host.listen()
+        receiver = Receiver(worker.engine, PrefillClient(self._channels), landings.open, loaded.fingerprint,
+                            stall_s=config.handoff_stall_s)
+        admission = KvAdmission(worker.engine, kv.loader, receiver, self._find_route, block_size=config.block_size,
+                                timeout_s=config.handoff_timeout_s)
+        worker.start(admission)
+        kv.start()
+        self._publisher.start()
+        self._register_metrics(
+            EngineMetrics(lambda: worker.stats, self._model, config.block_size),
+            TransferMetrics(receiver.counts, kv.loader.counts, kv.write_back.counts if kv.write_back else None,
+                            admission.counts))
         await self._host.register(
-            models=[self._model], role="mixed", fingerprint=engine.fingerprint, capacity=engine.capacity)
+            models=[self._model], role=config.role, fingerprint=loaded.fingerprint, capacity=loaded.capacity,
+            host_id=self._host_id, transports=(SHM, GRPC) if config.transport == "auto" else (config.transport,))
         self._reporting = asyncio.create_task(self._report_load())
 
     async def drain(self) -> None:
@@ -71,20 +102,48 @@ class DecodeService:
     async def stop(self) -> None:
         if self._reporting is not None:
             self._reporting.cancel()
+        if self._kv is not None:
+            await self._kv.stop(self._config.store_flush_s)
         if self._worker is not None:
             await self._worker.stop()
-        if self._metrics is not None:
-            REGISTRY.unregister(self._metrics)
+        for collector in self._metrics:
+            REGISTRY.unregister(collector)
+        self._publisher.stop()
+        await self._store.close()
         await self._host.close()
+        await self._channels.close()
+        await self._directory.stop()
+
+    def _register_metrics(self, *collectors: EngineMetrics | TransferMetrics) -> None:
+        for collector in collectors:
+            REGISTRY.register(collector)
+            self._metrics.append(collector)
+
+    def _on_kv_events(self, events: Sequence[KvEvent]) -> None:
+        self._publisher.publish(events)
+        if self._kv is not None:
+            self._kv.on_kv_events(events)
+
+    def _find_route(self, placement: Placement) -> Route | None:
+        """The prefill worker of a placement, if that life of it is still listed."""
+        record = self._directory.get("prefill", placement.prefill_worker_id) if placement.prefill_worker_id else None
+        if record is None or record.state != "ready" or (
+                placement.prefill_incarnation not in ("", record.incarnation)):
+            return None
+        shared = record.host_id == self._host_id and self._config.transport != GRPC
+        return Route(record.service_id, record.address, SHM if shared else GRPC)
 
     def _load(self) -> events_pb2.WorkerLoad:
         assert self._worker is not None
         stats = self._worker.stats
         return events_pb2.WorkerLoad(
-            worker_id=self._host.service_id, incarnation=self._host.incarnation, model=self._model, role="mixed",
-            num_running=stats.num_running, num_waiting=stats.num_waiting, num_blocks=stats.num_blocks,
-            num_free_blocks=stats.num_free_blocks, num_preemptions=stats.num_preemptions,
-            num_leaked_blocks=stats.num_leaked_blocks, sent_at_unix_ms=int(time.time() * 1000))
+            worker_id=self._host.service_id, incarnation=self._host.incarnation, model=self._model,
+            role=self._config.role, num_running=stats.num_running, num_waiting=stats.num_waiting,
+            num_blocks=stats.num_blocks, num_free_blocks=stats.num_free_blocks,
+            num_waiting_tokens=stats.num_waiting_tokens, num_awaiting_transfer_blocks=stats.num_awaiting_blocks,
+            step_s=stats.step_s, prefill_tokens_per_s=stats.prefill_tokens_per_s,
+            num_preemptions=stats.num_preemptions, num_leaked_blocks=stats.num_leaked_blocks,
+            sent_at_unix_ms=int(time.time() * 1000))
 
     async def _report_load(self) -> None:
         subject = f"{LOAD_SUBJECT}.{self._host.service_id}"
@@ -96,9 +155,8 @@ class DecodeService:
 class DecodeServicer(decode_pb2_grpc.DecodeServicer):
     """One `Generate` stream is one `Session`; it ends when the caller does, whatever is left is aborted."""
 
-    def __init__(self, worker: DecodeWorker) -> None:
-        self._worker = worker
-        self._num_batches = 0
+    def __init__(self, worker: DecodeWorker, heartbeat_s: float) -> None:
+        self._worker, self._heartbeat_s = worker, heartbeat_s
 
     async def Generate(  # noqa: N802
         self, request_iterator: AsyncIterator[decode_pb2.GenerateCommand],
@@ -107,10 +165,12 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         await context.send_initial_metadata(())  # tells the caller that the stream is up
         session = self._worker.open_session()
         reading = asyncio.create_task(_read_commands(request_iterator, session))
+        num_batches = 0
         try:
-            while deltas := await session.next_deltas():
-                self._num_batches += 1
-                yield decode_pb2.StepBatch(step_id=self._num_batches, deltas=[_delta_to_proto(d) for d in deltas])
+            while not session.closed:  # an empty batch is a heartbeat
+                deltas = await session.next_deltas(self._heartbeat_s)
+                num_batches += 1
+                yield decode_pb2.StepBatch(step_id=num_batches, deltas=[delta_to_proto(d) for d in deltas])
         finally:
             reading.cancel()
             session.close()
@@ -128,53 +188,23 @@ async def _read_commands(commands: AsyncIterator[decode_pb2.GenerateCommand], se
 
 def _submit(session: Session, submit: decode_pb2.Submit) -> None:
     try:
-        session.submit(_generation_from(submit))
+        session.submit(generation_from_proto(submit))
     except ShoalError as error:
         session.deliver([TokenDelta(submit.request_id, (), FinishReason.ERROR, error)])
 
 
-class WorkerServicer(worker_pb2_grpc.WorkerServicer):
-    """What a worker offers besides its main job."""
+class KvTransferServicer(prefill_pb2_grpc.KvTransferServicer):
+    """Takes KV that comes as messages; what comes for a transfer that has ended is dropped and refused."""
 
-    def __init__(self, worker: DecodeWorker, load: Any) -> None:
-        self._worker, self._load = worker, load
+    def __init__(self, landings: Landings) -> None:
+        self._landings = landings
 
-    async def Load(  # noqa: N802
-        self, request: worker_pb2.LoadRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> events_pb2.WorkerLoad:
-        load: events_pb2.WorkerLoad = self._load()
-        return load
-
-    async def ResetPrefixCache(  # noqa: N802
-        self, request: worker_pb2.ResetPrefixCacheRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> worker_pb2.ResetPrefixCacheResponse:
-        return worker_pb2.ResetPrefixCacheResponse(num_blocks_dropped=await self._worker.reset_prefix_cache())
-
-
-def _generation_from(submit: decode_pb2.Submit) -> Generation:
-    raw = submit.block_hashes
-    if len(raw) % HASH_BYTES:
-        raise InvalidRequest(f"block_hashes: {len(raw)} bytes is not a multiple of {HASH_BYTES}", param="block_hashes")
-    return Generation(
-        request_id=submit.request_id, model=submit.model, prompt_token_ids=tuple(submit.prompt_token_ids),
-        block_hashes=tuple(raw[i : i + HASH_BYTES] for i in range(0, len(raw), HASH_BYTES)),
-        params=_params_from(submit.params), adapter=submit.adapter, cache_salt=submit.cache_salt,
-        timeout_s=submit.timeout_s, trace_context=dict(submit.trace_context))
-
-
-def _params_from(params: common_pb2.SamplingParams) -> SamplingParams:
-    return SamplingParams(
-        max_tokens=params.max_tokens, temperature=params.temperature, top_k=params.top_k, top_p=params.top_p,
-        seed=params.seed, ignore_eos=params.ignore_eos, stop_token_ids=tuple(params.stop_token_ids),
-        logit_bias=dict(params.logit_bias))
-
-
-def _delta_to_proto(delta: TokenDelta) -> decode_pb2.RequestDelta:
-    return decode_pb2.RequestDelta(
-        request_id=delta.request_id, token_ids=delta.token_ids,
-        finish_reason=_FINISH[delta.finish_reason] if delta.finish_reason else common_pb2.FINISH_REASON_UNSPECIFIED,
-        error=rpc.error_to_proto(delta.error) if delta.error else None, stop_token_id=delta.stop_token_id,
-        num_prompt_tokens=delta.num_prompt_tokens, num_cached_tokens=delta.num_cached_tokens,
-        num_output_tokens=delta.num_output_tokens, queue_s=delta.queue_s)
-
-
+    async def Push(  # noqa: N802
+        self, request_iterator: AsyncIterator[prefill_pb2.KvChunk], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> prefill_pb2.KvChunkAck:
+        num_bytes = 0
+        async for chunk in request_iterator:
+            self._landings.write(
+                chunk.transfer_id, chunk.first_block, chunk.num_blocks, chunk.offset, chunk.payload)
+            num_bytes += len(chunk.payload)
+        return prefill_pb2.KvChunkAck(num_bytes=num_bytes)

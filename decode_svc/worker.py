@@ -1,21 +1,23 @@
 """One engine and the callers whose requests it runs.
 
-States of a `Session` (one caller's stream): open → closed. Closing aborts all its live requests, so that a caller
-that vanishes leaves no block behind. A request belongs to the session that submitted it, from `submit` to the
-delta with a finish reason.
+States of a `Session` (one caller's stream): open → closed. Closing ends all its live requests, so that a caller that
+vanishes leaves no block behind. A request belongs to the session that submitted it, from `submit` to the delta with a
+finish reason; until the scheduler has it, a task brings its KV (decode_svc/admission.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from common import logs
-from common.errors import InvalidRequest, ShoalError, Unavailable
+from common.errors import Cancelled, InternalError, InvalidRequest, ShoalError, Unavailable
 from common.generation import FinishReason, Generation, TokenDelta
+from common.kv_event import KvEvent
+from decode_svc.admission import KvAdmission
+from engine.async_engine import AsyncEngine
 from engine.core import EngineCore
-from engine.loop import EngineLoop
 from engine.outputs import EngineStats, RequestOutput
 from engine.request import EngineRequest
 
@@ -25,33 +27,32 @@ MAX_UNREAD_DELTAS = 262_144  # of one caller; beyond it the caller is taken for 
 
 
 class DecodeWorker:
-    """Joins an `EngineLoop` to asyncio. `on_fatal` is called, in the event loop, when the engine cannot go on."""
+    """Joins an engine to its callers; all of it lives in the event loop.
 
-    def __init__(self, core: EngineCore, model: str, on_fatal: Callable[[str], None]) -> None:
-        self._model = model
-        self._on_fatal = on_fatal
-        self._engine = EngineLoop(core, self._on_step, self._on_engine_fatal)
-        self._owners: dict[str, Session] = {}  # request id → session; only the event loop touches it
-        self._sessions: set[Session] = set()
-        self._loop: asyncio.AbstractEventLoop | None = None
+    `on_kv_events` gets what the engine cached and dropped, `on_fatal` why the engine cannot go on.
+    """
+
+    def __init__(
+        self, core: EngineCore, model: str, on_kv_events: Callable[[Sequence[KvEvent]], None],
+        on_fatal: Callable[[str], None],
+    ) -> None:
+        self._model, self._tell_kv_events, self._on_fatal = model, on_kv_events, on_fatal
+        self.engine = AsyncEngine(core, self)
+        self._admission: KvAdmission | None = None
+        self._owners: dict[str, Session] = {}
+        self._admitting: dict[str, asyncio.Task[None]] = {}
         self._accepts = True
 
     @property
     def stats(self) -> EngineStats:
-        return self._engine.stats
+        return self.engine.stats
 
-    @property
-    def num_live(self) -> int:
-        return len(self._owners)
-
-    def start(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._engine.start()
+    def start(self, admission: KvAdmission) -> None:
+        self._admission = admission
+        self.engine.start()
 
     def open_session(self) -> Session:
-        session = Session(self)
-        self._sessions.add(session)
-        return session
+        return Session(self)
 
     async def drain(self) -> None:
         """Refuse new requests; return when no request lives."""
@@ -62,53 +63,39 @@ class DecodeWorker:
     async def stop(self, timeout_s: float = 10.0) -> None:
         """Answer what is left with an error and join the engine's thread."""
         self._accepts = False
-        await asyncio.to_thread(self._engine.stop, timeout_s)
-        await asyncio.sleep(0)  # lets the last deltas reach their sessions
+        for task in list(self._admitting.values()):
+            task.cancel()
+        if self._admitting:
+            await asyncio.wait(self._admitting.values(), timeout=timeout_s)
+        await self.engine.stop(timeout_s)
 
     async def reset_prefix_cache(self) -> int:
         """Drop cached blocks that no live request uses; returns how many."""
-        return await asyncio.wrap_future(self._engine.call(EngineCore.reset_prefix_cache))
+        return await self.engine.call(EngineCore.reset_prefix_cache)
 
     def submit(self, session: Session, generation: Generation) -> None:
         """Refusals become the request's only delta."""
         try:
-            if not self._accepts:
-                raise Unavailable("the worker is draining", retry_after_s=1.0)
-            if generation.model != self._model:
-                raise InvalidRequest(f"model: this worker serves {self._model!r}", param="model")
-            if generation.request_id in self._owners:
-                raise InvalidRequest("request_id: in use by a live request", param="request_id")
-            self._engine.submit(_engine_request(generation))
-            self._owners[generation.request_id] = session
+            self._check(generation)
         except ShoalError as error:
-            session.deliver([TokenDelta(
-                generation.request_id, (), FinishReason.ERROR, error,
-                num_prompt_tokens=len(generation.prompt_token_ids))])
+            session.deliver([_refusal(generation, error)])
+            return
+        self._owners[generation.request_id] = session
+        task = asyncio.create_task(self._admit(generation))
+        self._admitting[generation.request_id] = task
 
     def abort(self, session: Session, request_id: str) -> None:
         if self._owners.get(request_id) is session:
-            self._engine.abort(request_id)
+            self._end(request_id)
 
     def close_session(self, session: Session) -> None:
-        self._sessions.discard(session)
         left = [request_id for request_id, owner in self._owners.items() if owner is session]
         for request_id in left:
-            self._engine.abort(request_id)
+            self._end(request_id)
         if left:
             log.info("session_closed", aborted=len(left))
 
-    def _on_step(self, outputs: list[RequestOutput]) -> None:
-        assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._deliver, outputs)
-
-    def _deliver(self, outputs: list[RequestOutput]) -> None:
-        try:
-            self._deliver_by_session(outputs)
-        except Exception as error:  # a delta that is lost would be a stream that hangs
-            log.exception("delivery_failed")
-            self._on_fatal(f"tokens could not be delivered: {error}")
-
-    def _deliver_by_session(self, outputs: list[RequestOutput]) -> None:
+    def on_outputs(self, outputs: Sequence[RequestOutput]) -> None:
         by_session: dict[Session, list[TokenDelta]] = {}
         for output in outputs:
             owner = self._owners.get(output.request_id)
@@ -119,9 +106,46 @@ class DecodeWorker:
         for session, deltas in by_session.items():
             session.deliver(deltas)
 
-    def _on_engine_fatal(self, error: Exception) -> None:
-        assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._on_fatal, f"the engine failed: {error}")
+    def on_kv_events(self, events: Sequence[KvEvent]) -> None:
+        self._tell_kv_events(events)
+
+    def on_failed(self, why: str) -> None:
+        self._on_fatal(why)
+
+    def _check(self, generation: Generation) -> None:
+        if not self._accepts:
+            raise Unavailable("the worker is draining", retry_after_s=1.0)
+        if generation.model != self._model:
+            raise InvalidRequest(f"model: this worker serves {self._model!r}", param="model")
+        if generation.request_id in self._owners:
+            raise InvalidRequest("request_id: in use by a live request", param="request_id")
+
+    async def _admit(self, generation: Generation) -> None:
+        assert self._admission is not None
+        error: ShoalError | None = None
+        try:
+            await self._admission.admit(generation, _engine_request(generation))
+        except ShoalError as refused:
+            error = refused
+        except asyncio.CancelledError:
+            error = Cancelled("the caller gave the request up")
+        except Exception as fault:
+            log.exception("admission_failed")
+            error = InternalError(f"the request could not be admitted: {type(fault).__name__}")
+        finally:
+            del self._admitting[generation.request_id]
+        if error is not None:
+            owner = self._owners.pop(generation.request_id, None)
+            if owner is not None:
+                owner.deliver([_refusal(generation, error)])
+
+    def _end(self, request_id: str) -> None:
+        """Abort it where it is: a task that brings its KV must first let go of its blocks."""
+        admitting = self._admitting.get(request_id)
+        if admitting is not None:
+            admitting.cancel()
+        else:
+            self.engine.abort(request_id)
 
 
 class Session:
@@ -131,7 +155,7 @@ class Session:
         self._worker = worker
         self._unread: list[TokenDelta] = []
         self._ready = asyncio.Event()
-        self._closed = False
+        self.closed = False
 
     def submit(self, generation: Generation) -> None:
         self._worker.submit(self, generation)
@@ -139,16 +163,19 @@ class Session:
     def abort(self, request_id: str) -> None:
         self._worker.abort(self, request_id)
 
-    async def next_deltas(self) -> list[TokenDelta]:
-        """Everything unread, at least one; empty once closed."""
-        while not self._unread and not self._closed:
+    async def next_deltas(self, wait_s: float) -> list[TokenDelta]:
+        """Everything unread; empty after `wait_s` without any, or once `closed`."""
+        if not self._unread and not self.closed:
             self._ready.clear()
-            await self._ready.wait()
+            try:
+                await asyncio.wait_for(self._ready.wait(), wait_s)
+            except TimeoutError:
+                return []
         deltas, self._unread = self._unread, []
         return deltas
 
     def deliver(self, deltas: list[TokenDelta]) -> None:
-        if self._closed:
+        if self.closed:
             return
         self._unread.extend(deltas)
         self._ready.set()
@@ -157,8 +184,8 @@ class Session:
             self.close()
 
     def close(self) -> None:
-        if not self._closed:
-            self._closed = True
+        if not self.closed:
+            self.closed = True
             self._ready.set()
             self._worker.close_session(self)
 
@@ -167,7 +194,13 @@ def _engine_request(generation: Generation) -> EngineRequest:
     return EngineRequest(
         request_id=generation.request_id, prompt_token_ids=generation.prompt_token_ids, params=generation.params,
         adapter=generation.adapter, cache_salt=generation.cache_salt, block_hashes=generation.block_hashes,
-        deadline=time.monotonic() + generation.timeout_s if generation.timeout_s else None)
+        deadline=time.monotonic() + generation.timeout_s if generation.timeout_s else None,
+        output_token_ids=generation.output_token_ids)
+
+
+def _refusal(generation: Generation, error: ShoalError) -> TokenDelta:
+    return TokenDelta(
+        generation.request_id, (), FinishReason.ERROR, error, num_prompt_tokens=len(generation.prompt_token_ids))
 
 
 def _delta(output: RequestOutput) -> TokenDelta:

@@ -2,23 +2,23 @@
 
 Per request:  no blocks ──allocate (with a prefix hit, shared)──▶ table grows ──free──▶ no blocks
 
-A block's hash is made public by `commit`, after the step that filled it has retired, never before: a hit must
-not lead to KV that is still being written.
+A block's hash is made public by `commit`, after the step or the transfer that filled it has ended, never before: a
+hit must not lead to KV that is still being written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from common.block_hash import HashScheme
+from common.block_hash import BlockHash, HashScheme
 from engine.block_pool import BlockPool, LedgerError
 from engine.request import Request
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """The leading blocks of a request that are cached; opaque to the scheduler but for the token count."""
+    """The leading blocks of a request that are cached; the scheduler reads them and changes nothing."""
 
     block_ids: tuple[int, ...] = ()
     num_tokens: int = 0
@@ -36,6 +36,14 @@ class BlockManager:
         self._size = scheme.block_size
         self._caching = enable_prefix_caching
 
+    @property
+    def num_pinned(self) -> int:
+        return self._pool.num_pinned
+
+    def num_blocks(self, num_slots: int) -> int:
+        """Blocks that cover so many token positions."""
+        return -(-num_slots // self._size)
+
     def match(self, request: Request) -> PrefixHit:
         """The longest cached prefix in full blocks that leaves at least one token to compute.
 
@@ -51,13 +59,25 @@ class BlockManager:
             found.append(block_id)
         return PrefixHit(tuple(found), len(found) * self._size)
 
+    def peek(self, token_ids: Sequence[int], adapter: str, salt: str) -> int:
+        """The tokens that `match` would find for a new request; hashes no further than the first miss."""
+        if not self._caching:
+            return 0
+        parent, first = self._scheme.root(adapter, salt), 0
+        while first + self._size < len(token_ids):
+            parent = self._scheme.extend(parent, token_ids[first : first + self._size])
+            if self._pool.lookup(parent) is None:
+                break
+            first += self._size
+        return first
+
     def allocate(self, request: Request, num_slots: int, hit: PrefixHit = _NO_HIT) -> bool:
         """Make the block table cover token positions `0 .. num_slots - 1`: all of it, or nothing and False.
 
         `hit` becomes the head of an empty table; its blocks are shared, not copied.
         """
-        missing = -(-num_slots // self._size) - len(request.block_ids) - len(hit.block_ids)
-        if missing <= 0:  # never with a hit, which leaves a token to compute
+        missing = self.num_blocks(num_slots) - len(request.block_ids) - len(hit.block_ids)
+        if missing <= 0 and not hit.block_ids:
             return True
         revived = sum(self._pool.is_grantable(block_id) for block_id in hit.block_ids)
         if missing > self._pool.num_grantable - revived:
@@ -68,7 +88,7 @@ class BlockManager:
         return True
 
     def commit(self, request: Request) -> None:
-        """Publish the blocks filled up to `num_computed_tokens`, by prompt or output. The step must have retired."""
+        """Publish the blocks filled up to `num_computed_tokens`. The step or transfer that did so must have ended."""
         first, full = request.num_public_blocks, request.num_computed_tokens // self._size
         if not self._caching or full <= first:
             return
@@ -82,6 +102,13 @@ class BlockManager:
         self._pool.release(reversed(request.block_ids))
         request.block_ids = ()
         request.num_public_blocks = 0
+
+    def pin(self, hashes: Iterable[BlockHash]) -> dict[BlockHash, int]:
+        """Keep the content of these hashes, as far as it is cached now, until `unpin`: hash → block id."""
+        return self._pool.pin(hashes)
+
+    def unpin(self, block_ids: Iterable[int]) -> None:
+        self._pool.unpin(block_ids)
 
     def count_leaked(self, live: Collection[Request]) -> int:
         """Blocks held by no live request, yet neither free nor cached. O(pool)."""

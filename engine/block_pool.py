@@ -2,13 +2,15 @@
 
 Every block has exactly one owner class:
 
-    free ──take──▶ requests ──publish──▶ requests (hashed)
-     ▲                │ release             │ release
-     ├────────────────┘                     ▼
-     └──────────take (eviction), clear── cached ──share──▶ requests (hashed)
+    free ──take──▶ requests ──publish──▶ requests (hashed) ──release, still pinned──▶ pinned
+     ▲                │ release             │ release                                │ ▲
+     ├────────────────┘                     ▼ ◀──────────────unpin───────────────────┘ │
+     └──────────take (eviction), clear── cached ──share──▶ requests (hashed)           │
+                                            └──────────────────pin─────────────────────┘
 
-`free`: no references, no hash. `requests`: one reference per block table that holds it. `cached`: no
-references, but its hash is still public, so a later request may share it; it is grantable like a free block.
+`free`: no references, no hash. `requests`: one reference per block table that holds it. `pinned`: no block table
+holds it, but a reader of its content does, with one reference per pin. `cached`: no references, but its hash is
+still public, so a later request may share it; it is grantable like a free block.
 
 The free queue holds free and cached blocks, least recently used first; blocks without cached content stand at
 its front, so content is evicted only when nothing else is left. Two running requests may hold the same content
@@ -20,19 +22,19 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from common.block_hash import BlockHash
 from common.kv_event import BlockRemoved, BlocksCleared, BlockStored, KvEvent
 
 
-@dataclass(frozen=True, slots=True)
-class BlockCounts:
-    """Blocks by owner class; the three always sum to the pool."""
+class BlockCounts(NamedTuple):
+    """Blocks by owner class; the four always sum to the pool."""
 
     free: int
     cached: int
     requests: int
+    pinned: int = 0  # and in no block table
 
 
 class LedgerError(RuntimeError):
@@ -48,7 +50,8 @@ class BlockPool:
 
     def __init__(self, num_blocks: int, max_events: int = 0) -> None:
         self.num_blocks = num_blocks
-        self._references = [0] * num_blocks
+        self._references = [0] * num_blocks  # of block tables and pins
+        self._pins: Counter[int] = Counter()  # of pinned blocks only
         self._hash_of: list[BlockHash | None] = [None] * num_blocks
         self._holders: dict[BlockHash, tuple[int, ...]] = {}  # a public hash -> the blocks with its content
         self._grantable: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))  # next to grant first
@@ -59,6 +62,11 @@ class BlockPool:
     def num_grantable(self) -> int:
         """Free and cached blocks."""
         return len(self._grantable)
+
+    @property
+    def num_pinned(self) -> int:
+        """Blocks with a pin, whether or not a block table holds them too."""
+        return len(self._pins)
 
     def is_grantable(self, block_id: int) -> bool:
         return self._references[block_id] == 0
@@ -103,6 +111,24 @@ class BlockPool:
             if self._references[block_id] == 0:
                 self._shelve(block_id)
 
+    def pin(self, hashes: Iterable[BlockHash]) -> dict[BlockHash, int]:
+        """One more reference to a block of each hash that is public now; the others are left out."""
+        pinned = {h: block_id for h in hashes if (block_id := self.lookup(h)) is not None}
+        self.share(pinned.values())
+        self._pins.update(pinned.values())
+        return pinned
+
+    def unpin(self, block_ids: Iterable[int]) -> None:
+        """Take one pin from each block. Give a chain in its own order; see `release`."""
+        block_ids = list(block_ids)
+        for block_id in block_ids:
+            if not self._pins[block_id]:
+                raise LedgerError(f"block {block_id} unpinned without a pin")
+            self._pins[block_id] -= 1
+            if not self._pins[block_id]:
+                del self._pins[block_id]
+        self.release(reversed(block_ids))
+
     def publish(self, block_ids: Sequence[int], hashes: Sequence[BlockHash], parent: BlockHash) -> None:
         """Make the content of full, referenced blocks findable. The step that wrote them must have retired."""
         is_new = False
@@ -141,30 +167,43 @@ class BlockPool:
     def counts(self) -> BlockCounts:
         """O(pool)."""
         cached = sum(self._hash_of[block_id] is not None for block_id in self._grantable)
-        return BlockCounts(len(self._grantable) - cached, cached, self.num_blocks - len(self._grantable))
+        pinned = sum(self._references[block_id] == pins for block_id, pins in self._pins.items())
+        free = len(self._grantable) - cached
+        return BlockCounts(free, cached, self.num_blocks - len(self._grantable) - pinned, pinned)
 
     def count_leaked(self, tables: Iterable[Sequence[int]]) -> int:
         """Blocks with more references than the given block tables, those of all live requests, account for. O(pool)."""
-        owed = Counter(block_id for table in tables for block_id in table)
+        owed = self._owed(tables)
         return sum(have > owed[block_id] for block_id, have in enumerate(self._references))
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
         """Raise `LedgerError` unless every block has exactly one owner; `tables` as in `count_leaked`. O(pool)."""
-        owed = Counter(block_id for table in tables for block_id in table)
+        owed = self._owed(tables)
         for block_id, have in enumerate(self._references):
             if have != owed[block_id]:
-                raise LedgerError(f"block {block_id} has {have} references, {owed[block_id]} block tables hold it")
+                raise LedgerError(
+                    f"block {block_id} has {have} references, {owed[block_id]} block tables and pins hold it")
             if (have == 0) != (block_id in self._grantable):
                 where = "missing from" if have == 0 else "also in"
                 raise LedgerError(f"block {block_id} has {have} references and is {where} the free queue")
             block_hash = self._hash_of[block_id]
             if block_hash is not None and block_id not in self._holders.get(block_hash, ()):
                 raise LedgerError(f"block {block_id} has hash {block_hash.hex()} but is not found under it")
+        in_tables = sum(owed[block_id] > pins for block_id, pins in self._pins.items())
+        in_tables += len(owed) - len(self._pins)
+        counts = self.counts()
+        if (counts.requests, sum(counts)) != (in_tables, self.num_blocks):
+            raise LedgerError(f"{counts} do not sum to {self.num_blocks} blocks, {in_tables} of them in block tables")
         for block_hash, holders in self._holders.items():
             if any(self._hash_of[block_id] != block_hash for block_id in holders):
                 raise LedgerError(f"hash {block_hash.hex()} leads to a block of other content: {holders}")
             if len(holders) > 1 and any(self._references[block_id] == 0 for block_id in holders):
                 raise LedgerError(f"hash {block_hash.hex()} is cached more than once: {holders}")
+
+    def _owed(self, tables: Iterable[Sequence[int]]) -> Counter[int]:
+        owed = Counter(block_id for table in tables for block_id in table)
+        owed.update(self._pins)
+        return owed
 
     def _shelve(self, block_id: int) -> None:
         """Put a block without references into the free queue: at the end if it is worth keeping."""

@@ -18,12 +18,17 @@ class EngineConfig:
     max_num_batched_tokens: int = 512  # the token budget of one step
     max_num_waiting: int = 256  # queued requests beyond the running ones; one more is refused
     enable_prefix_caching: bool = True
+    max_awaiting_fraction: float = 0.4  # of the blocks, that may be reserved for KV from elsewhere at once
 
     def __post_init__(self) -> None:
         for name in ("block_size", "num_blocks", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
                      "max_num_waiting"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}", param=name)
+        if not 0.0 < self.max_awaiting_fraction <= 1.0:
+            raise ConfigError(
+                f"max_awaiting_fraction must be above 0 and at most 1, got {self.max_awaiting_fraction}",
+                param="max_awaiting_fraction")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "

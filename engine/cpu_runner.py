@@ -44,6 +44,13 @@ class TorchRunner:
     def num_blocks(self) -> int:
         return self.cache.num_blocks
 
+    @property
+    def block_bytes(self) -> int:
+        return self.cache.block_bytes
+
+    def block_view(self, block_id: int) -> memoryview:
+        return self.cache.block_view(block_id)
+
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute every row's KV and draw a token for each row that samples."""
         drawn: list[int | None] = [None] * len(plan.rows)

@@ -35,8 +35,16 @@ class KvCache:
         self.block_bytes = block_bytes(model, block_size, dtype)
         shape = (num_blocks, model.num_layers, 2, model.num_kv_heads, block_size, model.head_dim)
         # numpy's zeros are untouched pages of the kernel: a large pool costs memory only as it is used.
-        self.blocks = torch.from_numpy(np.zeros(num_blocks * self.block_bytes, np.uint8)).view(dtype).view(shape)
+        raw = np.zeros(num_blocks * self.block_bytes, np.uint8)
+        self._bytes = raw.data
+        self.blocks = torch.from_numpy(raw).view(dtype).view(shape)
         self.strips = self.blocks.view(-1, block_size * model.head_dim)
+
+    def block_view(self, block_id: int) -> memoryview:
+        """The bytes of one block, all layers, in place. Raises `IndexError` outside the pool."""
+        if not 0 <= block_id < self.num_blocks:
+            raise IndexError(f"block {block_id} is outside the pool of {self.num_blocks}")
+        return self._bytes[block_id * self.block_bytes : (block_id + 1) * self.block_bytes]
 
     def slots(self, slot_mapping: torch.Tensor) -> Slots:
         """`slot_mapping` [num_tokens] int64: block_id * block_size + offset, or -1 for a token that is not kept."""

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 IDLE_WAIT_S = 1.0  # the longest sleep without a command, and the least time between integrity checks
+STALLED_WAIT_S = 0.05  # the longest sleep while requests wait for blocks that only a command or a deadline frees
 FULL_RETRY_AFTER_S = 1.0
 
 
@@ -48,20 +49,24 @@ _Command = EngineRequest | _Abort | _Call
 class EngineLoop:
     """`on_step` gets each step's outputs and `on_fatal` the exception that ended the loop, both in the loop's thread.
 
-    An id may be submitted again once its last output has been handed to `on_step`.
+    So does `after_turn`: the core, after the commands and the step of one turn. An id may be submitted again once its
+    last output has been handed to `on_step`, or `release` has been called.
     """
 
     def __init__(
         self, core: EngineCore, on_step: Callable[[list[RequestOutput]], None],
         on_fatal: Callable[[Exception], None], *, max_commands: int = 1024,
+        after_turn: Callable[[EngineCore], None] | None = None,
     ) -> None:
         self._core = core
         self._on_step = on_step
         self._on_fatal = on_fatal
+        self._after_turn = after_turn
         self._max_commands = max_commands
-        self._wake = threading.Condition()  # guards the four fields below
+        self._wake = threading.Condition()  # guards the five fields below
         self._commands: deque[_Command] = deque()  # aborts come on top of max_commands, one per live id at most
-        self._abort_asked: dict[str, bool] = {}  # of every submitted id without a last output
+        self._submitted: set[str] = set()  # ids of submits that the core has not yet taken
+        self._aborting: set[str] = set()  # ids of aborts that the core has not yet taken
         self._is_stopping = False
         self._closed_by: ShoalError | None = None
         self._stats = core.stats()
@@ -83,17 +88,20 @@ class EngineLoop:
         Raises `Overloaded` when the command queue is full, `InvalidRequest` for a live id, `Unavailable` once closed.
         """
         with self._wake:
-            if request.request_id in self._abort_asked:
+            if self._is_live(request.request_id):
                 raise InvalidRequest(
                     f"request_id: {request.request_id!r} is in use by a live request", param="request_id")
             self._enqueue(request)
-            self._abort_asked[request.request_id] = False
+            self._submitted.add(request.request_id)
 
     def abort(self, request_id: str) -> None:
-        """Ask for a request's end; its last output has reason `abort` unless it ended before. Idempotent."""
+        """Ask for a request's end; its last output has reason `abort` unless it ended before. Idempotent.
+
+        A request that awaits KV is left alone: whoever fills its blocks releases it.
+        """
         with self._wake:
-            if self._abort_asked.get(request_id) is False:
-                self._abort_asked[request_id] = True
+            if request_id not in self._aborting and self._is_live(request_id):
+                self._aborting.add(request_id)
                 self._commands.append(_Abort(request_id))
                 self._wake.notify()
 
@@ -118,6 +126,9 @@ class EngineLoop:
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             raise TimeoutError(f"the engine loop did not stop within {timeout_s} s")
+
+    def _is_live(self, request_id: str) -> bool:
+        return request_id in self._submitted or request_id in self._core
 
     def _enqueue(self, command: _Command) -> None:
         if self._closed_by is not None or self._is_stopping:
@@ -151,11 +162,16 @@ class EngineLoop:
             self._is_unchecked = True
         elif self._is_unchecked and time.monotonic() - self._checked_at >= IDLE_WAIT_S:
             self._check()
+        if self._after_turn is not None:
+            self._after_turn(self._core)
 
     def _next_commands(self) -> list[_Command]:
         with self._wake:
-            if not (self._commands or self._core.has_work or self._is_stopping):
-                self._wake.wait(IDLE_WAIT_S)
+            if not (self._commands or self._is_stopping):
+                if not self._core.has_work:
+                    self._wake.wait(IDLE_WAIT_S)
+                elif self._core.is_stalled:
+                    self._wake.wait(STALLED_WAIT_S)
             commands = list(self._commands)
             self._commands.clear()
             return commands
@@ -167,7 +183,12 @@ class EngineLoop:
                     self._core.add(command)
                 except ShoalError as error:
                     return [_refusal(command, error)]
+                finally:
+                    with self._wake:
+                        self._submitted.discard(command.request_id)
             case _Abort():
+                with self._wake:
+                    self._aborting.discard(command.request_id)
                 output = self._core.abort(command.request_id)
                 return [output] if output else []
             case _Call():
@@ -183,10 +204,6 @@ class EngineLoop:
         if not outputs:
             return
         self._on_step(outputs)
-        with self._wake:
-            for output in outputs:
-                if output.finish_reason is not None:
-                    self._abort_asked.pop(output.request_id, None)
 
     def _check(self) -> None:
         self._is_unchecked = False
@@ -203,6 +220,7 @@ class EngineLoop:
             self._closed_by = error
             commands = list(self._commands)
             self._commands.clear()
+            self._submitted.clear()
         outputs = (outputs or []) + self._core.close(error)
         for command in commands:
             if isinstance(command, EngineRequest):

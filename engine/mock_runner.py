@@ -1,8 +1,9 @@
 """A runner without a model, for tests, simulation and forced outputs; used only behind a named flag.
 
-Its KV cache is a list of token ids, one per slot, written and read through the block tables as a real cache is.
-Prompt tokens that came from a prefix hit never pass through `execute`, so they are read back from the blocks: a
-block that was shared, evicted or re-granted wrongly shows as a wrong token or as an error.
+Its KV cache is an array of token ids, one int32 per slot and -1 where none was written, written and read through the
+block tables as a real cache is. Prompt tokens that came from a prefix hit or a transfer never pass through `execute`,
+so they are read back from the blocks: a block that was shared, evicted, re-granted or copied wrongly shows as a wrong
+token or as an error.
 
 - `echo`: output i of a request is its prompt token i, then end-of-sequence. Forces an exact text.
 - `hash`: the next token is a pseudo-random function of all tokens before it, never end-of-sequence.
@@ -19,6 +20,8 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from engine.step import PlannedRow, StepPlan, StepResult
+
+_UNWRITTEN = -1
 
 
 class MockMode(StrEnum):
@@ -37,7 +40,9 @@ class MockRunner:
             raise ValueError(f"eos_token_ids must be 1 to {vocab_size - 1} ids within 0..{vocab_size - 1}")
         self._mode = mode
         self._block_size = block_size
-        self._slots: list[int | None] = [None] * (num_blocks * block_size)
+        self._num_blocks = num_blocks
+        self._slots = array("i", [_UNWRITTEN]) * (num_blocks * block_size)
+        self._bytes = memoryview(self._slots).cast("B")
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._step_seconds = step_seconds
@@ -49,6 +54,15 @@ class MockRunner:
     @property
     def eos_token_ids(self) -> frozenset[int]:
         return self._eos_token_ids
+
+    @property
+    def block_bytes(self) -> int:
+        return self._block_size * self._slots.itemsize
+
+    def block_view(self, block_id: int) -> memoryview:
+        if not 0 <= block_id < self._num_blocks:
+            raise IndexError(f"block {block_id} is outside the pool of {self._num_blocks}")
+        return self._bytes[block_id * self.block_bytes : (block_id + 1) * self.block_bytes]
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Write all rows, then draw. Raises `RuntimeError` on a slot written twice in one step or never written."""
@@ -78,7 +92,7 @@ class MockRunner:
 
     def _read(self, row: PlannedRow, position: int) -> int:
         token_id = self._slots[self._slot(row, position)]
-        if token_id is None:
+        if token_id == _UNWRITTEN:
             raise RuntimeError(f"request {row.request_id}: position {position} is read but was never written")
         return token_id
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import repeat
+from typing import Any, NamedTuple
 
 from common.errors import ShoalError
 from common.generation import FinishReason
@@ -10,9 +13,12 @@ from common.generation import FinishReason
 __all__ = ["EngineStats", "FinishReason", "RequestOutput"]
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
-    """What one step brought for one request. Exactly one output of a request, its last, has a `finish_reason`."""
+class RequestOutput(NamedTuple):
+    """What one step brought for one request. A tuple, because a thousand of them are made in each step.
+
+    The last output of a request has a `finish_reason`; all others have none. A request that is released has no last
+    output. One that is `prefill_only` has an output without tokens after each step that computed some of its KV.
+    """
 
     request_id: str
     new_token_ids: tuple[int, ...] = ()  # includes the end-of-sequence or stop token, if one was drawn
@@ -23,20 +29,33 @@ class RequestOutput:
     num_output_tokens: int = 0  # all output tokens so far
     error: ShoalError | None = None
     queue_s: float = 0.0  # submitted → first admitted
+    num_computed_tokens: int = 0  # tokens of prompt and output whose KV is in the request's blocks
+
+    @classmethod
+    def of_columns(cls, *columns: Iterable[Any]) -> list[RequestOutput]:
+        """One output for each place in the columns, which are all fields in their order."""
+        return list(map(tuple.__new__, repeat(cls), zip(*columns, strict=False)))
 
 
 @dataclass(slots=True)
 class EngineStats:
-    """Gauges (`num_running` to `num_leaked_blocks`) and, below them, counters since the start.
+    """Gauges (`num_running` to `prefill_tokens_per_s`) and, below them, counters since the start.
 
     The scheduler keeps one for its counters; readers get copies with the gauges filled in.
     """
 
     num_running: int = 0
-    num_waiting: int = 0
+    num_waiting: int = 0  # without blocks, or with blocks and no place to run
+    num_awaiting: int = 0  # requests whose KV comes from elsewhere
+    num_awaiting_blocks: int = 0  # in their block tables; each counted once
+    num_held: int = 0  # requests that are prefilled and keep their blocks until released
+    num_pinned_blocks: int = 0
+    num_waiting_tokens: int = 0  # to be computed before each waiting or running request can draw its next token
     num_free_blocks: int = 0  # grantable now: free or only cached
     num_blocks: int = 0
     num_leaked_blocks: int = 0  # as of the last integrity check; must be 0
+    step_s: float = 0.0  # of a step with work, smoothed; 0 = unknown
+    prefill_tokens_per_s: float = 0.0  # over steps that computed a fair number of prompt tokens, smoothed; 0 = unknown
     num_preemptions: int = 0
     prefix_queries: int = 0  # prompt tokens looked up, counted at a request's first admission
     prefix_hits: int = 0  # those of them that were found

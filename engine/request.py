@@ -1,12 +1,16 @@
 """A request as it is submitted, and the engine's own state of it.
 
-    WAITING ──admit──▶ RUNNING ──finish, abort, error──▶ FINISHED
-       ▲                  │
-       └─────preempt──────┘         WAITING ──abort, deadline──▶ FINISHED
+    WAITING ──admit──▶ RUNNING ──finish, abort, error──▶ FINISHED      WAITING, READY ──abort, deadline──▶ FINISHED
+      ▲ ▲                │ ▲ └──all KV made (prefill_only)──▶ HELD ──abort, release──▶ FINISHED
+      │ └────preempt─────┘ └──a place to run── READY ◀──start── AWAITING_KV ◀──reserve── (new)
+      └──────────────────────────preempt─────────┘                   └──release──▶ FINISHED
 
 `num_computed_tokens` is the only progress: the KV of `token_ids[:num_computed_tokens]` is in the request's
-blocks. Preemption sets it to 0 and gives the blocks back; the output tokens stay and are computed again like
-prompt tokens.
+blocks, made here or, while AWAITING_KV, landed from elsewhere. Preemption sets it to 0 and gives the blocks back; the
+output tokens stay and are computed again like prompt tokens, as are those that a resumed request brings with it.
+
+A `prefill_only` request ends in HELD: nothing is drawn, and its blocks stay until whoever copies them is done. It
+has all its blocks from admission on and is never preempted.
 """
 
 from __future__ import annotations
@@ -32,12 +36,17 @@ class EngineRequest:
     adapter: str = ""
     cache_salt: str = ""  # the tenant's; requests share prefix hits only within one salt
     block_hashes: Sequence[BlockHash] | None = None  # of the prompt's full blocks, as the tokenizer computed them
-    deadline: float | None = None  # time.monotonic() seconds
+    deadline: float | None = None  # time.monotonic() seconds; of no effect while KV is awaited, sent or held
+    output_token_ids: Sequence[int] = ()  # drawn by an earlier attempt: they count, and are not put out again
+    prefill_only: bool = False  # make the KV of all tokens but the last, draw nothing, keep the blocks until released
 
 
 class RequestStatus(Enum):
-    WAITING = auto()
+    WAITING = auto()  # in the queue, without blocks
     RUNNING = auto()
+    AWAITING_KV = auto()  # has all its blocks, which others write
+    READY = auto()  # has all its blocks and waits for a place to run
+    HELD = auto()  # prefilled; its blocks are being read
     FINISHED = auto()
 
 
@@ -46,28 +55,30 @@ class Request:
 
     __slots__ = (
         "arrived_at", "block_hashes", "block_ids", "deadline", "first_admitted_at", "num_cached_tokens",
-        "num_computed_tokens", "num_preemptions", "num_prompt_tokens", "num_public_blocks", "params", "request_id",
-        "root", "status", "token_ids")
+        "num_pending_tokens", "num_preemptions", "num_prompt_tokens", "num_public_blocks", "params", "prefill_only",
+        "request_id", "root", "seat", "status", "token_ids")
 
     def __init__(self, asked: EngineRequest, scheme: HashScheme, arrived_at: float = 0.0) -> None:
         """Raises `FingerprintMismatch` where `asked.block_hashes` are not those of this engine."""
         self.request_id = asked.request_id
         self.params = asked.params
+        self.prefill_only = asked.prefill_only
         self.deadline = math.inf if asked.deadline is None else asked.deadline
         self.arrived_at = arrived_at
-        self.first_admitted_at = arrived_at
-        self.token_ids = list(asked.prompt_token_ids)  # prompt, then outputs
-        self.num_prompt_tokens = len(self.token_ids)
-        self.num_computed_tokens = 0
-        self.num_cached_tokens: int | None = None  # None until the first admission
+        self.first_admitted_at: float | None = None
+        self.token_ids = [*asked.prompt_token_ids, *asked.output_token_ids]  # prompt, then outputs
+        self.num_prompt_tokens = len(asked.prompt_token_ids)
+        self.num_pending_tokens = len(self.token_ids)  # known and not computed; at least 1 while the request lives
+        self.num_cached_tokens = 0  # of the prompt, as of the first admission
         self.num_preemptions = 0
         self.status = RequestStatus.WAITING
+        self.seat = -1  # written by the decode set
         self.block_ids: tuple[int, ...] = ()  # the block table; replaced, never changed, so that plans may share it
         self.num_public_blocks = 0  # leading blocks whose hash the pool knows
         self.root = scheme.root(asked.adapter, asked.cache_salt)
         self.block_hashes = scheme.chain(self.root, self.token_ids)  # grows as output fills blocks
         if asked.block_hashes is not None:
-            _compare(asked.block_hashes, self.block_hashes)
+            _compare(asked.block_hashes, self.block_hashes[: self.num_prompt_tokens // scheme.block_size])
 
     @property
     def num_tokens(self) -> int:
@@ -78,9 +89,32 @@ class Request:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
-    def num_pending_tokens(self) -> int:
-        """Tokens known but not computed; at least 1 while the request lives."""
-        return len(self.token_ids) - self.num_computed_tokens
+    def num_computed_tokens(self) -> int:
+        # Kept as what is pending: a step that computes one token and draws one then leaves the field as it is.
+        return len(self.token_ids) - self.num_pending_tokens
+
+    @num_computed_tokens.setter
+    def num_computed_tokens(self, num_tokens: int) -> None:
+        self.num_pending_tokens = len(self.token_ids) - num_tokens
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """Known tokens whose KV is made here: all of them, or all but the last for `prefill_only`."""
+        return len(self.token_ids) - self.prefill_only
+
+    @property
+    def num_due_tokens(self) -> int:
+        """Those of `num_kv_tokens` that are not computed."""
+        return self.num_pending_tokens - self.prefill_only
+
+    def set_cached(self, num_tokens: int) -> None:
+        """So many leading tokens were found; of them `num_cached_tokens` reports at most the prompt but its last."""
+        self.num_cached_tokens = min(num_tokens, self.num_prompt_tokens - 1)
+
+    def append(self, token_id: int) -> None:
+        """Take in a drawn token, the next to be computed."""
+        self.token_ids.append(token_id)
+        self.num_pending_tokens += 1
 
     def grow_hashes(self, scheme: HashScheme, num_blocks: int) -> None:
         """Make `block_hashes` cover the first `num_blocks` blocks, all of whose tokens are known."""
@@ -89,14 +123,19 @@ class Request:
             parent = self.block_hashes[-1] if index else self.root
             self.block_hashes.append(scheme.extend(parent, self.token_ids[index * size : (index + 1) * size]))
 
+    @property
+    def queue_s(self) -> float:
+        """Submitted → first admitted; 0 before."""
+        return 0.0 if self.first_admitted_at is None else self.first_admitted_at - self.arrived_at
+
     def output(
         self, new_token_ids: tuple[int, ...] = (), reason: FinishReason | None = None,
         stop_token_id: int | None = None, error: ShoalError | None = None,
     ) -> RequestOutput:
         """An output with this request's counts as they are now."""
         return RequestOutput(
-            self.request_id, new_token_ids, reason, stop_token_id, self.num_prompt_tokens,
-            self.num_cached_tokens or 0, self.num_output_tokens, error, self.first_admitted_at - self.arrived_at)
+            self.request_id, new_token_ids, reason, stop_token_id, self.num_prompt_tokens, self.num_cached_tokens,
+            self.num_output_tokens, error, self.queue_s, self.num_computed_tokens)
 
 
 def _compare(sent: Sequence[BlockHash], own: Sequence[BlockHash]) -> None:

@@ -1,84 +1,162 @@
 """Which tokens the next step computes, and what follows from the tokens it drew.
 
     add ─▶ waiting ──admit──▶ running ──finish rule, abort, deadline──▶ gone (blocks freed, last output)
-              ▲                  │
-              └──front──preempt──┘
+              ▲ ▲                │ ▲ └──prefilled, nothing to draw──▶ held (see transfers) ──release──▶ gone, silently
+              │ └─front─preempt──┘ └──a place to run── ready ◀──start── awaiting KV (see transfers) ◀── reserve
+              └──front──preempt─────────────────────────┘
 
 No prefill and no decode: a request has pending tokens (`num_tokens - num_computed_tokens`), and each step hands
 out one token budget. First every running request with a single pending token gets it, so that no prompt holds up
-running answers; then longer remainders get chunks; then waiting requests are admitted; each in order of arrival.
+running answers; then longer remainders get chunks; then waiting requests are admitted; each in order of admission.
+A ready request runs before any waiting one is admitted: its KV is here and holds blocks.
 
-Order. Admission is first come first served and the victim of preemption is always the latest arrival, so every
-running request arrived before every waiting one. Both tables are in order of arrival without ever being sorted.
+Order. Admission is first come first served and the victim of preemption is always the latest admitted, so plain
+requests that run arrived before those that wait. `prefill_only` requests are never victims: they do not grow, and
+others read their blocks.
 
 Room. A request is admitted only with blocks for all its known tokens, so only a next token can find the pool
-empty. No request grows beyond `max_total_tokens`, which fits the pool, so one that runs alone always finds room:
-preemption ends, and the length of an answer does not depend on who else is running. One counter of progress and
-chunked prefill within one budget follow vLLM's scheduler and Sarathi-Serve.
+empty. No request grows beyond `max_total_tokens`, which fits the pool, so one that runs alone with no transfer about
+always finds room: preemption ends, and the length of an answer does not depend on who else is there. Beside transfers
+and pins it may be its own victim; it then waits until they end. While the head of the queue lacks blocks or has been
+preempted, nothing is reserved, so that a stream of transfers cannot starve it.
+
+One counter of progress and chunked prefill within one budget follow vLLM's scheduler and Sarathi-Serve.
 """
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import chain
 
-from common.errors import DeadlineExceeded, ShoalError
+from common.errors import DeadlineExceeded, InvalidRequest, Overloaded, ShoalError
 from engine.block_manager import BlockManager
 from engine.block_pool import LedgerError
 from engine.config import EngineConfig
+from engine.decode_set import DecodeSet
 from engine.outputs import EngineStats, FinishReason, RequestOutput
 from engine.request import Request, RequestStatus
 from engine.step import PlannedRow, StepPlan, StepResult
+from engine.transfers import Transfers
+
+NO_ROOM_RETRY_AFTER_S = 1.0
 
 
 class Scheduler:
-    """Owns all live requests. A step costs O(running + waiting) and no more."""
+    """Owns all live requests. A step with no change of members costs O(running) in column operations."""
 
     def __init__(self, config: EngineConfig, blocks: BlockManager, eos_token_ids: frozenset[int]) -> None:
         self._config = config
         self._blocks = blocks
         self._eos = eos_token_ids
-        self._running: OrderedDict[str, Request] = OrderedDict()
+        self._live: dict[str, Request] = {}
+        self._running: OrderedDict[str, Request] = OrderedDict()  # = members of `_decoding` and `_prefilling`
+        self._decoding = DecodeSet(config.max_num_seqs, config.block_size, eos_token_ids)
+        self._prefilling: dict[str, Request] = {}
+        self._ready: OrderedDict[str, Request] = OrderedDict()
         self._waiting: OrderedDict[str, Request] = OrderedDict()
-        self._last_outputs: list[RequestOutput] = []  # of requests ended by `schedule`, handed out by `update`
+        self._transfers = Transfers(int(config.max_awaiting_fraction * config.num_blocks))
+        self._is_short = False  # the head of the queue found no blocks in the last step
+        self._due_outputs: list[RequestOutput] = []  # made outside `update`, which hands them out
         self._departed: list[str] = []
         self._counts = EngineStats()
         self._now = 0.0  # of the step being planned
+        self._next_deadline = math.inf  # none passes before
         self.max_total_tokens = min(config.max_model_len, config.num_blocks * config.block_size)
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._running or request_id in self._waiting
+        """Whether the id is live, in any state. May be asked from any thread."""
+        return request_id in self._live
 
     @property
     def has_work(self) -> bool:
-        return bool(self._running or self._waiting)
+        return bool(self._running or self._waiting or self._ready or self._due_outputs)
 
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
 
-    def live(self) -> Iterator[Request]:
+    def live(self) -> Collection[Request]:
         """All live requests in order of arrival."""
-        return chain(self._running.values(), self._waiting.values())
+        return self._live.values()
 
     def longest_wait_s(self, now: float) -> float:
         """How long the request at the head of the queue has been in the engine; 0 when none waits."""
         return next((now - request.arrived_at for request in self._waiting.values()), 0.0)
 
+    def block_ids(self, request_id: str) -> Sequence[int]:
+        """The block table of a live request. Raises `InvalidRequest` for any other."""
+        return self._find(request_id).block_ids
+
     def add(self, request: Request) -> None:
-        """Queue a request of at most `max_total_tokens - 1` prompt tokens whose id is not live."""
-        self._waiting[request.request_id] = request
+        """Queue a request of at most `max_total_tokens - 1` known tokens whose id is not live."""
+        self._live[request.request_id] = self._waiting[request.request_id] = request
+        self._next_deadline = min(self._next_deadline, request.deadline)
+
+    def reserve(self, request: Request) -> None:
+        """As `add`, but grant the blocks of all known tokens now and let others fill them. `Overloaded`: no change."""
+        if len(self._waiting) + len(self._ready) + self._transfers.num_awaiting >= self._config.max_num_waiting:
+            raise _no_room(f"{self._config.max_num_waiting} requests wait or await KV, the limit")
+        head = next(iter(self._waiting.values()), None)
+        if head is not None and (self._is_short or head.num_preemptions):
+            raise _no_room(f"{len(self._waiting)} requests wait for blocks")
+        hit = self._blocks.match(request)
+        num_blocks = self._blocks.num_blocks(request.num_kv_tokens)
+        if not self._transfers.has_room(num_blocks, hit.block_ids):
+            raise _no_room(
+                f"{num_blocks} blocks asked for, {self._transfers.num_awaiting_blocks} of at most "
+                f"{self._transfers.max_awaiting_blocks} await KV")
+        if not self._blocks.allocate(request, request.num_kv_tokens, hit):
+            raise _no_room(f"{num_blocks} blocks asked for, the pool has fewer to grant")
+        request.num_computed_tokens = hit.num_tokens
+        request.set_cached(hit.num_tokens)
+        self._live[request.request_id] = request
+        self._transfers.wait_for_kv(request)
+
+    def land(self, request_id: str, num_tokens: int) -> None:
+        """The KV of tokens `0 .. num_tokens - 1` is in the blocks. Less than is known already changes nothing."""
+        request = self._find(request_id, RequestStatus.AWAITING_KV)
+        if num_tokens >= request.num_tokens:
+            raise InvalidRequest(
+                f"num_tokens: KV of at most {request.num_tokens - 1} tokens may land, got {num_tokens}",
+                param="num_tokens")
+        if num_tokens > request.num_computed_tokens:
+            request.num_computed_tokens = num_tokens
+            self._blocks.commit(request)
+
+    def start(self, request_id: str, num_cached_tokens: int | None) -> None:
+        """The transfer has ended: go on from the progress made, before any waiting request."""
+        request = self._find(request_id, RequestStatus.AWAITING_KV)
+        if num_cached_tokens is not None:
+            request.set_cached(num_cached_tokens)
+        self._transfers.remove(request)
+        if request.num_due_tokens == 0:
+            self._hold(request)
+            return
+        request.status = RequestStatus.READY
+        self._ready[request_id] = request
+        if not request.prefill_only:
+            self._next_deadline = min(self._next_deadline, request.deadline)
+
+    def release(self, request_id: str) -> None:
+        """End a request in any state, without an output; nothing if it is not live."""
+        request = self._live.get(request_id)
+        if request is not None:
+            self._dismiss(request)
+            self._due_outputs = [output for output in self._due_outputs if output.request_id != request_id]
 
     def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request now, between steps; None if it is not live."""
-        request = self._running.get(request_id) or self._waiting.get(request_id)
-        return None if request is None else self._end(request, FinishReason.ABORT)
+        """End a request now, between steps; None if it is not live, or awaits KV and so can only be released."""
+        request = self._live.get(request_id)
+        if request is None or request.status is RequestStatus.AWAITING_KV:
+            return None
+        return self._end(request, FinishReason.ABORT)
 
     def fail_all(self, error: ShoalError) -> list[RequestOutput]:
         """End every live request with `error`, and hand out what is still due."""
-        outputs, self._last_outputs = self._last_outputs, []
+        outputs, self._due_outputs = self._due_outputs, []
         return outputs + [self._end(request, FinishReason.ERROR, error=error) for request in list(self.live())]
 
     def take_departed(self) -> list[str]:
@@ -87,105 +165,155 @@ class Scheduler:
         return departed
 
     def schedule(self, now: float) -> StepPlan:
-        """The next step's rows, within the token budget; none when nothing is live. `now` in monotonic seconds."""
+        """The next step's rows, within the token budget; none when nothing can run. `now` in monotonic seconds."""
         self._now = now
-        self._end_overdue(now)
-        rows: list[PlannedRow] = []
-        self._plan_single_tokens(rows)
-        budget = self._config.max_num_batched_tokens - len(rows)
-        budget = self._plan_chunks(rows, budget)
+        if now >= self._next_deadline:
+            self._end_overdue(now)
+        self._run_ready()
+        self._grow_decoding()
+        rows = self._decoding.rows()
+        num_decode_rows = len(rows)
+        budget = self._plan_chunks(rows, self._config.max_num_batched_tokens - num_decode_rows)
         self._admit(rows, budget)
-        if self._waiting and not self._running:
+        if self._waiting and not (self._running or self._transfers or self._blocks.num_pinned):
             raise LedgerError("a waiting request does not fit although nothing is running: blocks have leaked")
         self._counts.num_steps += bool(rows)
-        return StepPlan(self._counts.num_steps, rows)
+        return StepPlan(self._counts.num_steps, rows, num_decode_rows)
 
     def update(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
         """Take in a retired step: progress, public hashes, drawn tokens, finished requests."""
-        if result.step_id != plan.step_id or len(result.token_ids) != len(plan.rows):
-            raise ValueError(
-                f"result of step {result.step_id} with {len(result.token_ids)} rows, "
-                f"expected step {plan.step_id} with {len(plan.rows)}")
-        outputs, self._last_outputs = self._last_outputs, []
-        for row, token_id in zip(plan.rows, result.token_ids, strict=True):
-            if row.samples != (token_id is not None):
-                raise ValueError(f"request {row.request_id}: samples is {row.samples}, but token {token_id} was drawn")
-            request = self._running[row.request_id]
-            request.num_computed_tokens += len(row.token_ids)
-            self._blocks.commit(request)
-            if token_id is not None:
-                outputs.append(self._take_token(request, token_id))
+        _check_result(plan, result)
+        outputs, self._due_outputs = self._due_outputs, []
+        num_decode_rows = plan.num_decode_rows
+        outputs += self._take_decoded([t for t in result.token_ids[:num_decode_rows] if t is not None])
+        for row, token_id in zip(plan.rows[num_decode_rows:], result.token_ids[num_decode_rows:], strict=True):
+            output = self._take_chunk(self._prefilling[row.request_id], len(row.token_ids), token_id)
+            if output is not None:
+                outputs.append(output)
         return outputs
 
     def stats(self) -> EngineStats:
-        """A copy of the counters with the request gauges filled in."""
+        """A copy of the counters with the request gauges filled in. O(requests that do not decode)."""
+        unfinished = chain(self._waiting.values(), self._ready.values(), self._prefilling.values())
         return replace(
-            self._counts, num_running=len(self._running), num_waiting=len(self._waiting),
+            self._counts, num_running=len(self._running), num_waiting=len(self._waiting) + len(self._ready),
+            num_awaiting=self._transfers.num_awaiting, num_awaiting_blocks=self._transfers.num_awaiting_blocks,
+            num_held=self._transfers.num_held, num_waiting_tokens=sum(r.num_due_tokens for r in unfinished),
             num_finished=dict(self._counts.num_finished))
 
-    def _plan_single_tokens(self, rows: list[PlannedRow]) -> None:
-        # Victims come from the end of the table, so they never have a row yet, and all after a victim are gone too.
-        for request in list(self._running.values()):
-            if request.status is not RequestStatus.RUNNING:
-                break
-            if request.num_pending_tokens == 1 and self._make_room(request):
-                rows.append(_row(request, 1))
+    def _run_ready(self) -> None:
+        while self._ready and len(self._running) < self._config.max_num_seqs:
+            _, request = self._ready.popitem(last=False)
+            self._count_first_admission(request)
+            self._run(request)
+            self._sort_in(request)
+
+    def _grow_decoding(self) -> None:
+        for request in self._decoding.at_block_end():
+            if request.status is RequestStatus.RUNNING:  # and no victim of one before it
+                self._make_room(request)
 
     def _plan_chunks(self, rows: list[PlannedRow], budget: int) -> int:
-        for request in self._running.values():
+        for request in self._prefilling.values():
             if budget == 0:
                 break
-            if request.num_pending_tokens > 1:
-                num_tokens = min(request.num_pending_tokens, budget)
-                rows.append(_row(request, num_tokens))
-                budget -= num_tokens
+            budget -= _plan_chunk(request, rows, budget)
         return budget
 
     def _admit(self, rows: list[PlannedRow], budget: int) -> None:
+        self._is_short = False
         while budget > 0 and self._waiting and len(self._running) < self._config.max_num_seqs:
             request = next(iter(self._waiting.values()))
             hit = self._blocks.match(request)
-            if not self._blocks.allocate(request, request.num_tokens, hit):
+            if not self._blocks.allocate(request, request.num_kv_tokens, hit):
+                self._is_short = True
                 break
             del self._waiting[request.request_id]
-            self._running[request.request_id] = request
-            request.status = RequestStatus.RUNNING
             request.num_computed_tokens = hit.num_tokens
-            self._count_first_admission(request)
-            num_tokens = min(request.num_pending_tokens, budget)
-            rows.append(_row(request, num_tokens))
-            budget -= num_tokens
+            if request.first_admitted_at is None:
+                request.set_cached(hit.num_tokens)
+                self._count_first_admission(request)
+            if request.num_due_tokens == 0:
+                self._hold(request)
+                continue
+            self._run(request)
+            budget -= _plan_chunk(request, rows, budget)
+
+    def _run(self, request: Request) -> None:
+        request.status = RequestStatus.RUNNING
+        self._running[request.request_id] = self._prefilling[request.request_id] = request
+
+    def _sort_in(self, request: Request) -> None:
+        """Let a running request decode once a single token is pending."""
+        if request.num_pending_tokens == 1 and not request.prefill_only:
+            del self._prefilling[request.request_id]
+            self._decoding.add(
+                request, min(request.num_prompt_tokens + request.params.max_tokens, self.max_total_tokens))
+
+    def _hold(self, request: Request) -> None:
+        """All KV of a `prefill_only` request is made; it is in no table now."""
+        self._transfers.hold(request)
+        self._due_outputs.append(request.output())
 
     def _count_first_admission(self, request: Request) -> None:
-        if request.num_cached_tokens is None:
-            request.num_cached_tokens = request.num_computed_tokens
+        if request.first_admitted_at is None:
             request.first_admitted_at = max(self._now, request.arrived_at)
             self._counts.num_prompt_tokens += request.num_prompt_tokens
             self._counts.prefix_queries += request.num_prompt_tokens
             self._counts.prefix_hits += request.num_cached_tokens
 
-    def _make_room(self, request: Request) -> bool:
-        """Blocks for the next token, at the cost of the latest arrivals; False if that is the request itself."""
+    def _make_room(self, request: Request) -> None:
+        """Blocks for the next token, at the cost of the latest admitted, which may be the request itself."""
         while not self._blocks.allocate(request, request.num_tokens):
             if self._preempt_latest() is request:
-                return False
-        return True
+                break
 
     def _preempt_latest(self) -> Request:
-        request_id, victim = self._running.popitem()
+        latest_first = chain(reversed(self._ready.values()), reversed(self._running.values()))
+        victim = next(request for request in latest_first if not request.prefill_only)
+        self._take_out(victim)
         self._blocks.free(victim)
         victim.num_computed_tokens = 0
         victim.num_preemptions += 1
         victim.status = RequestStatus.WAITING
-        self._waiting[request_id] = victim
-        self._waiting.move_to_end(request_id, last=False)
-        self._departed.append(request_id)
+        self._waiting[victim.request_id] = victim
+        self._waiting.move_to_end(victim.request_id, last=False)
+        self._departed.append(victim.request_id)
         self._counts.num_preemptions += 1
         return victim
 
-    def _take_token(self, request: Request, token_id: int) -> RequestOutput:
-        request.token_ids.append(token_id)
-        self._counts.num_generated_tokens += 1
+    def _take_decoded(self, token_ids: list[int]) -> list[RequestOutput]:
+        """One drawn token of each decoding request, by seat."""
+        self._counts.num_generated_tokens += len(token_ids)
+        outputs = self._decoding.advance(token_ids)
+        for request in self._decoding.at_block_end():
+            self._blocks.commit(request)
+        ended = [(request.seat, request) for request in self._decoding.may_end(token_ids)]
+        for seat, request in ended:
+            outputs[seat] = self._finish_or_go_on(request, token_ids[seat])
+        return outputs
+
+    def _take_chunk(self, request: Request, num_tokens: int, token_id: int | None) -> RequestOutput | None:
+        request.num_pending_tokens -= num_tokens
+        self._blocks.commit(request)
+        if token_id is not None:
+            request.append(token_id)
+            self._counts.num_generated_tokens += 1
+        output = self._output_of(request, token_id)
+        if request.status is RequestStatus.RUNNING:
+            if request.num_due_tokens == 0:
+                self._take_out(request)
+                self._transfers.hold(request)
+            else:
+                self._sort_in(request)
+        return output
+
+    def _output_of(self, request: Request, token_id: int | None) -> RequestOutput | None:
+        if token_id is not None:
+            return self._finish_or_go_on(request, token_id)
+        return request.output() if request.prefill_only else None
+
+    def _finish_or_go_on(self, request: Request, token_id: int) -> RequestOutput:
         reason = self._finish_reason(request, token_id)
         if reason is None:
             return request.output((token_id,))
@@ -200,27 +328,77 @@ class Scheduler:
         return None
 
     def _end_overdue(self, now: float) -> None:
-        for request in [request for request in self.live() if request.deadline <= now]:
+        timed = [request for request in self.live() if _has_deadline(request)]
+        overdue = [request for request in timed if request.deadline <= now]
+        for request in overdue:
             error = DeadlineExceeded(
                 f"the deadline passed {now - request.deadline:.3f} s ago, "
                 f"after {request.num_output_tokens} output tokens")
-            self._last_outputs.append(self._end(request, FinishReason.ERROR, error=error))
+            self._due_outputs.append(self._end(request, FinishReason.ERROR, error=error))
+        self._next_deadline = min((r.deadline for r in timed if r.deadline > now), default=math.inf)
 
     def _end(
         self, request: Request, reason: FinishReason, new_token_ids: tuple[int, ...] = (),
         stop_token_id: int | None = None, error: ShoalError | None = None,
     ) -> RequestOutput:
+        output = request.output(new_token_ids, reason, stop_token_id, error)
+        self._dismiss(request)
+        self._counts.num_finished[reason] += 1
+        return output
+
+    def _dismiss(self, request: Request) -> None:
+        self._take_out(request)
         self._blocks.free(request)
-        table = self._running if request.status is RequestStatus.RUNNING else self._waiting
-        del table[request.request_id]
+        del self._live[request.request_id]
         request.status = RequestStatus.FINISHED
         self._departed.append(request.request_id)
-        self._counts.num_finished[reason] += 1
-        return request.output(new_token_ids, reason, stop_token_id, error)
+
+    def _take_out(self, request: Request) -> None:
+        """Of the table of its state; what its next state is, the caller says."""
+        match request.status:
+            case RequestStatus.WAITING:
+                del self._waiting[request.request_id]
+            case RequestStatus.READY:
+                del self._ready[request.request_id]
+            case RequestStatus.RUNNING:
+                del self._running[request.request_id]
+                if self._prefilling.pop(request.request_id, None) is None:
+                    self._decoding.remove(request)
+            case _:
+                self._transfers.remove(request)
+
+    def _find(self, request_id: str, status: RequestStatus | None = None) -> Request:
+        request = self._live.get(request_id)
+        if request is None or status not in (None, request.status):
+            state = "live" if status is None else status.name
+            raise InvalidRequest(f"request_id: {request_id!r} is not {state}", param="request_id")
+        return request
 
 
-def _row(request: Request, num_tokens: int) -> PlannedRow:
-    start = request.num_computed_tokens
-    return PlannedRow(
+def _plan_chunk(request: Request, rows: list[PlannedRow], budget: int) -> int:
+    start, num_tokens = request.num_computed_tokens, min(request.num_due_tokens, budget)
+    rows.append(PlannedRow(
         request.request_id, request.token_ids[start : start + num_tokens], start, request.block_ids,
-        start + num_tokens == request.num_tokens, request.num_output_tokens, request.params)
+        start + num_tokens == request.num_tokens, request.num_output_tokens, request.params))
+    return num_tokens
+
+
+def _has_deadline(request: Request) -> bool:
+    """Blocks that others may read or write are not taken back by the clock."""
+    if request.status in (RequestStatus.AWAITING_KV, RequestStatus.HELD):
+        return False
+    return not request.prefill_only or request.status is RequestStatus.WAITING
+
+
+def _check_result(plan: StepPlan, result: StepResult) -> None:
+    if result.step_id != plan.step_id or len(result.token_ids) != len(plan.rows):
+        raise ValueError(
+            f"result of step {result.step_id} with {len(result.token_ids)} rows, "
+            f"expected step {plan.step_id} with {len(plan.rows)}")
+    for row, token_id in zip(plan.rows, result.token_ids, strict=True):
+        if row.samples != (token_id is not None):
+            raise ValueError(f"request {row.request_id}: samples is {row.samples}, but token {token_id} was drawn")
+
+
+def _no_room(why: str) -> Overloaded:
+    return Overloaded(why, retry_after_s=NO_ROOM_RETRY_AFTER_S)

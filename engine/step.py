@@ -6,16 +6,19 @@ are no prefill and decode rows, only more or fewer tokens. Torch-free.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import repeat
+from typing import Any, NamedTuple, Protocol
 
 from common.sampling_params import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedRow:
-    """The tokens of one request that one step computes: positions `start .. start + len(token_ids) - 1`."""
+class PlannedRow(NamedTuple):
+    """The tokens of one request that one step computes: positions `start .. start + len(token_ids) - 1`.
+
+    A tuple, because a thousand of them are made in each step.
+    """
 
     request_id: str
     token_ids: Sequence[int]  # at least one
@@ -25,6 +28,11 @@ class PlannedRow:
     output_position: int  # index of that drawn token among the request's outputs; counts on after preemption
     params: SamplingParams
 
+    @classmethod
+    def of_columns(cls, *columns: Iterable[Any]) -> list[PlannedRow]:
+        """One row for each place in the columns, which are all fields in their order."""
+        return list(map(tuple.__new__, repeat(cls), zip(*columns, strict=False)))
+
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
@@ -32,6 +40,7 @@ class StepPlan:
 
     step_id: int
     rows: Sequence[PlannedRow]
+    num_decode_rows: int = 0  # so many rows, the first ones, have a single token and sample
 
     @property
     def num_tokens(self) -> int:
@@ -54,6 +63,17 @@ class Runner(Protocol):
 
     @property
     def eos_token_ids(self) -> frozenset[int]: ...
+
+    @property
+    def block_bytes(self) -> int:
+        """The size of one KV block."""
+
+    def block_view(self, block_id: int) -> memoryview:
+        """The bytes of one block in place: writable, C-contiguous, exactly `block_bytes`.
+
+        Any thread may take one; who copies through it keeps the block from being given back meanwhile. Raises
+        `IndexError` outside the pool.
+        """
 
     def execute(self, plan: StepPlan) -> StepResult: ...
 

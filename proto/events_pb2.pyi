@@ -56,7 +56,7 @@ class BlocksCleared(_message.Message):
     def __init__(self, tier: _Optional[_Union[_kvstore_pb2.Tier, str]] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "model", "num_running", "num_waiting", "num_blocks", "num_free_blocks", "num_waiting_tokens", "num_preemptions", "step_s", "prefill_tokens_per_s", "num_leaked_blocks", "draining", "sent_at_unix_ms", "num_awaiting_transfer_blocks", "role")
+    __slots__ = ("worker_id", "incarnation", "model", "num_running", "num_waiting", "num_blocks", "num_free_blocks", "num_waiting_tokens", "num_preemptions", "step_s", "prefill_tokens_per_s", "num_leaked_blocks", "draining", "sent_at_unix_ms", "num_awaiting_transfer_blocks", "role", "transfer_bytes_per_s")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +73,7 @@ class WorkerLoad(_message.Message):
     SENT_AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     NUM_AWAITING_TRANSFER_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: str
     model: str
@@ -89,4 +90,5 @@ class WorkerLoad(_message.Message):
     sent_at_unix_ms: int
     num_awaiting_transfer_blocks: int
     role: str
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., model: _Optional[str] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_waiting_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., step_s: _Optional[float] = ..., prefill_tokens_per_s: _Optional[float] = ..., num_leaked_blocks: _Optional[int] = ..., draining: bool = ..., sent_at_unix_ms: _Optional[int] = ..., num_awaiting_transfer_blocks: _Optional[int] = ..., role: _Optional[str] = ...) -> None: ...
+    transfer_bytes_per_s: float
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., model: _Optional[str] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_waiting_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., step_s: _Optional[float] = ..., prefill_tokens_per_s: _Optional[float] = ..., num_leaked_blocks: _Optional[int] = ..., draining: bool = ..., sent_at_unix_ms: _Optional[int] = ..., num_awaiting_transfer_blocks: _Optional[int] = ..., role: _Optional[str] = ..., transfer_bytes_per_s: _Optional[float] = ...) -> None: ...

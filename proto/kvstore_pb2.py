@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from proto import common_pb2 as proto_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13proto/kvstore.proto\x12\x08shoal.v1\x1a\x12proto/common.proto\"Q\n\rLookupRequest\x12\x14\n\x0c\x62lock_hashes\x18\x01 \x01(\x0c\x12*\n\x0b\x66ingerprint\x18\x02 \x01(\x0b\x32\x15.shoal.v1.Fingerprint\"/\n\x0eLookupResponse\x12\x1d\n\x05tiers\x18\x01 \x03(\x0e\x32\x0e.shoal.v1.Tier\"\xb8\x01\n\x0f\x42\x65ginPutRequest\x12\x14\n\x0c\x62lock_hashes\x18\x01 \x01(\x0c\x12\x0e\n\x06parent\x18\x02 \x01(\x0c\x12*\n\x0b\x66ingerprint\x18\x03 \x01(\x0b\x32\x15.shoal.v1.Fingerprint\x12\x11\n\twriter_id\x18\x04 \x01(\t\x12\x1a\n\x12writer_incarnation\x18\x05 \x01(\t\x12\x0f\n\x07lease_s\x18\x06 \x01(\x01\x12\x13\n\x0b\x62lock_bytes\x18\x07 \x01(\x04\"f\n\x10\x42\x65ginPutResponse\x12\x0e\n\x06put_id\x18\x01 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x02 \x01(\x04\x12\"\n\x05slots\x18\x03 \x03(\x0b\x32\x13.shoal.v1.BlockSlot\x12\x0f\n\x07segment\x18\x04 \x01(\t\"\x83\x01\n\tBlockSlot\x12\x12\n\nblock_hash\x18\x01 \x01(\x0c\x12\x0f\n\x07present\x18\x02 \x01(\x08\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x11\n\tnum_bytes\x18\x04 \x01(\x04\x12\x10\n\x08\x63hecksum\x18\x05 \x01(\r\x12\x1c\n\x04tier\x18\x06 \x01(\x0e\x32\x0e.shoal.v1.Tier\"H\n\x10\x43ommitPutRequest\x12\x0e\n\x06put_id\x18\x01 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x02 \x01(\x04\x12\x15\n\tchecksums\x18\x03 \x03(\rB\x02\x10\x01\"P\n\x11\x43ommitPutResponse\x12\x15\n\rnum_committed\x18\x01 \x01(\r\x12$\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x15.shoal.v1.ErrorDetail\"0\n\x0f\x41\x62ortPutRequest\x12\x0e\n\x06put_id\x18\x01 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x02 \x01(\x04\"\x12\n\x10\x41\x62ortPutResponse\"r\n\nGetRequest\x12\x14\n\x0c\x62lock_hashes\x18\x01 \x01(\x0c\x12*\n\x0b\x66ingerprint\x18\x02 \x01(\x0b\x32\x15.shoal.v1.Fingerprint\x12\x0f\n\x07lease_s\x18\x03 \x01(\x01\x12\x11\n\treader_id\x18\x04 \x01(\t\"T\n\x0bGetResponse\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x0f\n\x07segment\x18\x02 \x01(\t\x12\"\n\x05slots\x18\x03 \x03(\x0b\x32\x13.shoal.v1.BlockSlot\":\n\x0eReleaseRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x16\n\x0e\x63orrupt_hashes\x18\x02 \x01(\x0c\"\x11\n\x0fReleaseResponse\"\x1f\n\x0bReadRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\"b\n\nBlockBytes\x12\x0e\n\x06put_id\x18\x01 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x02 \x01(\x04\x12\x12\n\nblock_hash\x18\x03 \x01(\x0c\x12\x0f\n\x07payload\x18\x04 \x01(\x0c\x12\x10\n\x08\x63hecksum\x18\x05 \x01(\r\"$\n\x0c\x45victRequest\x12\x14\n\x0c\x62lock_hashes\x18\x01 \x01(\x0c\"$\n\rEvictResponse\x12\x13\n\x0bnum_evicted\x18\x01 \x01(\r*K\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\x0f\n\x0bTIER_DEVICE\x10\x01\x12\r\n\tTIER_HOST\x10\x02\x12\r\n\tTIER_DISK\x10\x03\x32\xb5\x04\n\x07KvStore\x12;\n\x06Lookup\x12\x17.shoal.v1.LookupRequest\x1a\x18.shoal.v1.LookupResponse\x12\x41\n\x08\x42\x65ginPut\x12\x19.shoal.v1.BeginPutRequest\x1a\x1a.shoal.v1.BeginPutResponse\x12\x44\n\tCommitPut\x12\x1a.shoal.v1.CommitPutRequest\x1a\x1b.shoal.v1.CommitPutResponse\x12\x41\n\x08\x41\x62ortPut\x12\x19.shoal.v1.AbortPutRequest\x1a\x1a.shoal.v1.AbortPutResponse\x12\x32\n\x03Get\x12\x14.shoal.v1.GetRequest\x1a\x15.shoal.v1.GetResponse\x12>\n\x07Release\x12\x18.shoal.v1.ReleaseRequest\x1a\x19.shoal.v1.ReleaseResponse\x12<\n\x05Write\x12\x14.shoal.v1.BlockBytes\x1a\x1b.shoal.v1.CommitPutResponse(\x01\x12\x35\n\x04Read\x12\x15.shoal.v1.ReadRequest\x1a\x14.shoal.v1.BlockBytes0\x01\x12\x38\n\x05\x45vict\x12\x16.shoal.v1.EvictRequest\x1a\x17.shoal.v1.EvictResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13proto/kvstore.proto\x12\x08shoal.v1\x1a\x12proto/common.proto\"Q\n\rLookupRequest\x12\x14\n\x0c\x62lock_hashes\x18\x01 \x01(\x0c\x12*\n\x0b\x66ingerprint\x18\x02 \x01(\x0b\x32\x15.shoal.v1.Fingerprint\"/\n\x0eLookupResponse\x12\x1d\n\x05tiers\x18\x01 \x03(\x0e\x32\x0e.shoal.v1.Tier\"\xb8\x01\n\x0f\x42\x65ginPutRequest\x12\x14\n\x0c\x62lock_hashes\x18\x01 \x01(\x0c\x12\x0e\n\x06parent\x18\x02 \x01(\x0c\x12*\n\x0b\x66ingerprint\x18\x03 \x01(\x0b\x32\x15.shoal.v1.Fingerprint\x12\x11\n\twriter_id\x18\x04 \x01(\t\x12\x1a\n\x12writer_incarnation\x18\x05 \x01(\t\x12\x0f\n\x07lease_s\x18\x06 \x01(\x01\x12\x13\n\x0b\x62lock_bytes\x18\x07 \x01(\x04\"f\n\x10\x42\x65ginPutResponse\x12\x0e\n\x06put_id\x18\x01 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x02 \x01(\x04\x12\"\n\x05slots\x18\x03 \x03(\x0b\x32\x13.shoal.v1.BlockSlot\x12\x0f\n\x07segment\x18\x04 \x01(\t\"\x83\x01\n\tBlockSlot\x12\x12\n\nblock_hash\x18\x01 \x01(\x0c\x12\x0f\n\x07present\x18\x02 \x01(\x08\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x11\n\tnum_bytes\x18\x04 \x01(\x04\x12\x10\n\x08\x63hecksum\x18\x05 \x01(\r\x12\x1c\n\x04tier\x18\x06 \x01(\x0e\x32\x0e.shoal.v1.Tier\"H\n\x10\x43ommitPutRequest\x12\x0e\n\x06put_id\x18\x01 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x02 \x01(\x04\x12\x15\n\tchecksums\x18\x03 \x03(\rB\x02\x10\x01\"P\n\x11\x43ommitPutResponse\x12\x15\n\rnum_committed\x18\x01 \x01(\r\x12$\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x15.shoal.v1.ErrorDetail\"0\n\x0f\x41\x62ortPutRequest\x12\x0e\n\x06put_id\x18\x01 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x02 \x01(\x04\"\x12\n\x10\x41\x62ortPutResponse\"r\n\nGetRequest\x12\x14\n\x0c\x62lock_hashes\x18\x01 \x01(\x0c\x12*\n\x0b\x66ingerprint\x18\x02 \x01(\x0b\x32\x15.shoal.v1.Fingerprint\x12\x0f\n\x07lease_s\x18\x03 \x01(\x01\x12\x11\n\treader_id\x18\x04 \x01(\t\"b\n\x0bGetResponse\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x0f\n\x07segment\x18\x02 \x01(\t\x12\"\n\x05slots\x18\x03 \x03(\x0b\x32\x13.shoal.v1.BlockSlot\x12\x0c\n\x04more\x18\x04 \x01(\x08\":\n\x0eReleaseRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x16\n\x0e\x63orrupt_hashes\x18\x02 \x01(\x0c\"\x11\n\x0fReleaseResponse\"\x1f\n\x0bReadRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\"b\n\nBlockBytes\x12\x0e\n\x06put_id\x18\x01 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x02 \x01(\x04\x12\x12\n\nblock_hash\x18\x03 \x01(\x0c\x12\x0f\n\x07payload\x18\x04 \x01(\x0c\x12\x10\n\x08\x63hecksum\x18\x05 \x01(\r\"$\n\x0c\x45victRequest\x12\x14\n\x0c\x62lock_hashes\x18\x01 \x01(\x0c\"$\n\rEvictResponse\x12\x13\n\x0bnum_evicted\x18\x01 \x01(\r*K\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\x0f\n\x0bTIER_DEVICE\x10\x01\x12\r\n\tTIER_HOST\x10\x02\x12\r\n\tTIER_DISK\x10\x03\x32\xb5\x04\n\x07KvStore\x12;\n\x06Lookup\x12\x17.shoal.v1.LookupRequest\x1a\x18.shoal.v1.LookupResponse\x12\x41\n\x08\x42\x65ginPut\x12\x19.shoal.v1.BeginPutRequest\x1a\x1a.shoal.v1.BeginPutResponse\x12\x44\n\tCommitPut\x12\x1a.shoal.v1.CommitPutRequest\x1a\x1b.shoal.v1.CommitPutResponse\x12\x41\n\x08\x41\x62ortPut\x12\x19.shoal.v1.AbortPutRequest\x1a\x1a.shoal.v1.AbortPutResponse\x12\x32\n\x03Get\x12\x14.shoal.v1.GetRequest\x1a\x15.shoal.v1.GetResponse\x12>\n\x07Release\x12\x18.shoal.v1.ReleaseRequest\x1a\x19.shoal.v1.ReleaseResponse\x12<\n\x05Write\x12\x14.shoal.v1.BlockBytes\x1a\x1b.shoal.v1.CommitPutResponse(\x01\x12\x35\n\x04Read\x12\x15.shoal.v1.ReadRequest\x1a\x14.shoal.v1.BlockBytes0\x01\x12\x38\n\x05\x45vict\x12\x16.shoal.v1.EvictRequest\x1a\x17.shoal.v1.EvictResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,8 +34,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_COMMITPUTREQUEST'].fields_by_name['checksums']._loaded_options = None
   _globals['_COMMITPUTREQUEST'].fields_by_name['checksums']._serialized_options = b'\020\001'
-  _globals['_TIER']._serialized_start=1326
-  _globals['_TIER']._serialized_end=1401
+  _globals['_TIER']._serialized_start=1340
+  _globals['_TIER']._serialized_end=1415
   _globals['_LOOKUPREQUEST']._serialized_start=53
   _globals['_LOOKUPREQUEST']._serialized_end=134
   _globals['_LOOKUPRESPONSE']._serialized_start=136
@@ -57,19 +57,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETREQUEST']._serialized_start=836
   _globals['_GETREQUEST']._serialized_end=950
   _globals['_GETRESPONSE']._serialized_start=952
-  _globals['_GETRESPONSE']._serialized_end=1036
-  _globals['_RELEASEREQUEST']._serialized_start=1038
-  _globals['_RELEASEREQUEST']._serialized_end=1096
-  _globals['_RELEASERESPONSE']._serialized_start=1098
-  _globals['_RELEASERESPONSE']._serialized_end=1115
-  _globals['_READREQUEST']._serialized_start=1117
-  _globals['_READREQUEST']._serialized_end=1148
-  _globals['_BLOCKBYTES']._serialized_start=1150
-  _globals['_BLOCKBYTES']._serialized_end=1248
-  _globals['_EVICTREQUEST']._serialized_start=1250
-  _globals['_EVICTREQUEST']._serialized_end=1286
-  _globals['_EVICTRESPONSE']._serialized_start=1288
-  _globals['_EVICTRESPONSE']._serialized_end=1324
-  _globals['_KVSTORE']._serialized_start=1404
-  _globals['_KVSTORE']._serialized_end=1969
+  _globals['_GETRESPONSE']._serialized_end=1050
+  _globals['_RELEASEREQUEST']._serialized_start=1052
+  _globals['_RELEASEREQUEST']._serialized_end=1110
+  _globals['_RELEASERESPONSE']._serialized_start=1112
+  _globals['_RELEASERESPONSE']._serialized_end=1129
+  _globals['_READREQUEST']._serialized_start=1131
+  _globals['_READREQUEST']._serialized_end=1162
+  _globals['_BLOCKBYTES']._serialized_start=1164
+  _globals['_BLOCKBYTES']._serialized_end=1262
+  _globals['_EVICTREQUEST']._serialized_start=1264
+  _globals['_EVICTREQUEST']._serialized_end=1300
+  _globals['_EVICTRESPONSE']._serialized_start=1302
+  _globals['_EVICTRESPONSE']._serialized_end=1338
+  _globals['_KVSTORE']._serialized_start=1418
+  _globals['_KVSTORE']._serialized_end=1983
 # @@protoc_insertion_point(module_scope)

@@ -122,14 +122,16 @@ class GetRequest(_message.Message):
     def __init__(self, block_hashes: _Optional[bytes] = ..., fingerprint: _Optional[_Union[_common_pb2.Fingerprint, _Mapping]] = ..., lease_s: _Optional[float] = ..., reader_id: _Optional[str] = ...) -> None: ...
 
 class GetResponse(_message.Message):
-    __slots__ = ("lease_id", "segment", "slots")
+    __slots__ = ("lease_id", "segment", "slots", "more")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     SEGMENT_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     segment: str
     slots: _containers.RepeatedCompositeFieldContainer[BlockSlot]
-    def __init__(self, lease_id: _Optional[str] = ..., segment: _Optional[str] = ..., slots: _Optional[_Iterable[_Union[BlockSlot, _Mapping]]] = ...) -> None: ...
+    more: bool
+    def __init__(self, lease_id: _Optional[str] = ..., segment: _Optional[str] = ..., slots: _Optional[_Iterable[_Union[BlockSlot, _Mapping]]] = ..., more: bool = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
     __slots__ = ("lease_id", "corrupt_hashes")

@@ -55,20 +55,22 @@ class ExplainRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
 class ExplainResponse(_message.Message):
-    __slots__ = ("request_id", "decision_id", "candidates", "chosen", "outcome", "degraded")
+    __slots__ = ("request_id", "decision_id", "candidates", "chosen", "outcome", "degraded", "refused")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     DECISION_ID_FIELD_NUMBER: _ClassVar[int]
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     CHOSEN_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     DEGRADED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     decision_id: str
     candidates: _containers.RepeatedCompositeFieldContainer[Candidate]
     chosen: int
     outcome: RequestOutcome
     degraded: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, request_id: _Optional[str] = ..., decision_id: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., chosen: _Optional[int] = ..., outcome: _Optional[_Union[RequestOutcome, _Mapping]] = ..., degraded: _Optional[_Iterable[str]] = ...) -> None: ...
+    refused: bool
+    def __init__(self, request_id: _Optional[str] = ..., decision_id: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., chosen: _Optional[int] = ..., outcome: _Optional[_Union[RequestOutcome, _Mapping]] = ..., degraded: _Optional[_Iterable[str]] = ..., refused: bool = ...) -> None: ...
 
 class Candidate(_message.Message):
     __slots__ = ("decode_worker_id", "prefill_worker_id", "source", "cached_tokens", "queue_s", "prefill_s", "transfer_s", "predicted_ttft_s", "predicted_itl_s", "rejected_because")

@@ -41,6 +41,7 @@ class WorkerState:
     max_model_len: int
     report: LoadReport
     report_age_s: float | None  # None: never reported
+    max_num_batched_tokens: int = 512
     num_placed: int = 0  # requests placed by this router that the report cannot know yet
     num_placed_tokens: int = 0  # their prompt tokens to compute there
     cached_tokens: int = 0

@@ -70,8 +70,9 @@ class WorkerTable:
             worker_id=record.service_id, incarnation=record.incarnation, address=record.address,
             role=record.role or record.service, fingerprint=record.fingerprint,
             max_num_seqs=record.capacity.get("max_num_seqs", 1), max_model_len=record.capacity.get("max_model_len", 0),
-            report=report, report_age_s=age, num_placed=num_placed, num_placed_tokens=num_placed_tokens,
-            cached_tokens=cached_tokens)
+            report=report, report_age_s=age,
+            max_num_batched_tokens=record.capacity.get("max_num_batched_tokens", 512), num_placed=num_placed,
+            num_placed_tokens=num_placed_tokens, cached_tokens=cached_tokens)
 
     def _report(self, record: ServiceRecord, now: float) -> tuple[LoadReport, float | None]:
         """The last report of this incarnation and its age. An old one keeps only what does not change fast."""

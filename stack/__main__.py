@@ -35,7 +35,12 @@ def one_line_errors() -> Iterator[None]:
 @app.command()
 def up(
     model: Annotated[str, typer.Option(help="Known name or Hugging Face folder.")] = "SmolLM2-135M-Instruct",
-    mixed: Annotated[int, typer.Option(help="Workers that prefill and decode.")] = 1,
+    prefill: Annotated[int, typer.Option(help="Workers that only prefill.")] = 0,
+    decode: Annotated[int, typer.Option(help="Workers that decode, and prefill only if they must.")] = 0,
+    mixed: Annotated[int | None, typer.Option(
+        help="Workers that prefill and decode [default: 1, or 0 with --prefill or --decode].")] = None,
+    kvstore: Annotated[int, typer.Option(help="KV stores.")] = 1,
+    router: Annotated[int, typer.Option(help="Routers.")] = 1,
     gateway: Annotated[int, typer.Option(help="Gateways, on consecutive ports.")] = 1,
     tokenizer: Annotated[int, typer.Option(help="Tokenizers.")] = 1,
     host: Annotated[str, typer.Option(help="Address the gateways bind.")] = "127.0.0.1",
@@ -45,6 +50,10 @@ def up(
     redis_url: Annotated[str, typer.Option(help="Redis or Valkey to use instead of the embedded one.")] = "",
     state_dir: StateDir = None,
     runner: Annotated[str, typer.Option(help="torch; mock-echo and mock-hash are for tests.")] = "torch",
+    transport: Annotated[str, typer.Option(help="Hand-off of KV: auto, shm or grpc.")] = "auto",
+    store_policy: Annotated[str | None, typer.Option(help="Workers: write back all cached blocks, or none.")] = None,
+    kvstore_dram_bytes: Annotated[int, typer.Option(min=0, help="Memory of each KV store.")] = 512 << 20,
+    kvstore_ssd_bytes: Annotated[int, typer.Option(min=0, help="Disk of each KV store.")] = 2 << 30,
     drain_timeout_s: Annotated[float, typer.Option(min=0, max=3600, help="How long a stop lets work finish.")] = 30.0,
     dtype: Annotated[str | None, typer.Option(help="Workers: auto, float32 or bfloat16.")] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Workers: tokens of one request.")] = None,
@@ -56,14 +65,14 @@ def up(
     log_format: Annotated[str, typer.Option(help="console or json.")] = "console",
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all logs, not only warnings.")] = False,
 ) -> None:
-    """Start NATS, Valkey, tokenizer, workers and gateway on this machine; Ctrl-C drains and stops."""
+    """Start NATS, Valkey and all services on this machine; Ctrl-C drains and stops."""
     from common.errors import ConfigError
 
     with one_line_errors():
         from stack import ports
         from stack.console import Console
         from stack.model_progress import ensure_model
-        from stack.plan import StackOptions
+        from stack.plan import StackOptions, default_mixed
         from stack.state_file import default_state_dir
         from stack.up import up as run
 
@@ -71,11 +80,14 @@ def up(
             raise ConfigError(f"--log-format must be console or json, got {log_format!r}", param="log_format")
         engine = {"dtype": dtype, "max_model_len": max_model_len, "max_num_seqs": max_num_seqs,
                   "max_num_batched_tokens": max_num_batched_tokens, "kv_cache_bytes": kv_cache_bytes,
-                  "block_size": block_size, "torch_threads": torch_threads}
+                  "block_size": block_size, "torch_threads": torch_threads, "store_policy": store_policy}
         options = StackOptions(
             model_path=ensure_model(model).resolve(), state_dir=(state_dir or default_state_dir()).resolve(),
-            mixed=mixed, gateway=gateway, tokenizer=tokenizer, host=host, port=port or ports.free_port(host),
-            api_key=api_key, nats_url=nats_url, redis_url=redis_url, runner=runner, drain_timeout_s=drain_timeout_s,
+            prefill=prefill, decode=decode, mixed=default_mixed(prefill, decode) if mixed is None else mixed,
+            kvstore=kvstore, router=router, gateway=gateway, tokenizer=tokenizer,
+            host=host, port=port or ports.free_port(host), api_key=api_key, nats_url=nats_url, redis_url=redis_url,
+            runner=runner, transport=transport, kvstore_dram_bytes=kvstore_dram_bytes,
+            kvstore_ssd_bytes=kvstore_ssd_bytes, drain_timeout_s=drain_timeout_s,
             engine_flags={name: str(value) for name, value in engine.items() if value is not None})
         run(options, Console(log_format, verbose))
 

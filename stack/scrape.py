@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import urllib.request
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -12,8 +14,14 @@ from common.errors import Unavailable
 _TIMEOUT_S = 5.0
 
 
-def scrape(address: str) -> dict[str, float]:
-    """Sample name → value, summed over label sets; without histogram buckets. `address` is host:port.
+class Sample(NamedTuple):
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+def samples(address: str) -> list[Sample]:
+    """All of a process's samples but histogram buckets. `address` is host:port.
 
     Raises `Unavailable` when nothing answers there.
     """
@@ -22,9 +30,19 @@ def scrape(address: str) -> dict[str, float]:
             text = answer.read().decode()
     except (OSError, ValueError) as error:
         raise Unavailable(f"no metrics at {address}: {error}") from None
+    return [Sample(sample.name, sample.labels, sample.value)
+            for family in text_string_to_metric_families(text) for sample in family.samples
+            if not sample.name.endswith(("_bucket", "_created"))]
+
+
+def summed(found: Iterable[Sample]) -> dict[str, float]:
+    """Sample name → value, summed over label sets."""
     values: defaultdict[str, float] = defaultdict(float)
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            if not sample.name.endswith(("_bucket", "_created")):
-                values[sample.name] += sample.value
+    for sample in found:
+        values[sample.name] += sample.value
     return dict(values)
+
+
+def scrape(address: str) -> dict[str, float]:
+    """The sums of `samples`. Raises `Unavailable` when nothing answers there."""
+    return summed(samples(address))

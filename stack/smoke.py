@@ -21,6 +21,8 @@ from stack.state_file import StackState
 
 _START_TIMEOUT_S = 120.0
 _FREED_WITHIN_S = 5.0
+_WRITTEN_WITHIN_S = 5.0
+_SSD_BYTES = 256 << 20  # of the stack that it starts itself
 _REUSE_TRIES = 4  # another worker may take a repeat
 
 
@@ -64,7 +66,7 @@ def _stack(url: str, state_dir: Path | None) -> Iterator[tuple[str, StackState |
     ensure_model("SmolLM2-135M-Instruct")
     with tempfile.TemporaryDirectory(prefix="shoal-smoke-", ignore_cleanup_errors=True) as folder:
         began = time.monotonic()
-        process = StackProcess(Path(folder))
+        process = StackProcess(Path(folder), ["--kvstore-ssd-bytes", str(_SSD_BYTES)])
         try:
             state = process.wait_ready(_START_TIMEOUT_S)
             print(f"✓ stack started ({time.monotonic() - began:.1f} s)", flush=True)
@@ -140,6 +142,26 @@ def _reuse(target: _Target) -> str:
     return f"{cached} of {answer['usage']['prompt_tokens']} prompt tokens cached"
 
 
+def _routed(target: _Target) -> str:
+    routers = _metrics_of(target, "router")
+    if not routers:
+        return "skipped: no router can be seen"
+    decided = sum(scrape(address).get("shoal_router_decisions_total", 0) for address in routers)
+    _expect(decided > 0, "no request was placed by a router")
+    return f"{decided:.0f} placements"
+
+
+def _stored(target: _Target) -> str:
+    stores = _metrics_of(target, "kvstore")
+    if not stores:
+        return "skipped: no store can be seen"
+    asked = time.monotonic()
+    while not (blocks := sum(scrape(address)["shoal_kvstore_blocks"] for address in stores)):
+        _expect(time.monotonic() - asked < _WRITTEN_WITHIN_S, f"no block was written back in {_WRITTEN_WITHIN_S:g} s")
+        time.sleep(0.05)
+    return f"{blocks:.0f} blocks"
+
+
 def _refused(path: str, body: Json, status: int, needle: str) -> Callable[[_Target], str]:
     def check(target: _Target) -> str:
         got, answer = target.api.call("POST", path, {"model": target.model, **body})
@@ -152,8 +174,7 @@ def _refused(path: str, body: Json, status: int, needle: str) -> Callable[[_Targ
 
 
 def _disconnect(target: _Target) -> str:
-    workers = [] if target.state is None else [
-        process.metrics_address for name, process in target.state.processes.items() if name.startswith("decode-")]
+    workers = _metrics_of(target, "decode", "mixed")
     if not workers:
         return "skipped: the workers of a gateway given by URL cannot be seen"
     before = _held(workers)
@@ -170,6 +191,12 @@ def _disconnect(target: _Target) -> str:
     return f"{during[1]:.0f} blocks held, freed {time.monotonic() - left:.2f} s after the hang-up"
 
 
+def _metrics_of(target: _Target, *kinds: str) -> list[str]:
+    """Where the metrics of these processes are; none for a gateway given by URL only."""
+    processes = {} if target.state is None else target.state.processes
+    return [process.metrics_address for name, process in processes.items() if name.rsplit("-", 1)[0] in kinds]
+
+
 def _held(workers: list[str]) -> tuple[float, float]:
     """Running requests and blocks in use, over all workers."""
     seen = [scrape(address) for address in workers]
@@ -183,6 +210,8 @@ _CHECKS: tuple[tuple[str, Callable[[_Target], str]], ...] = (
     ("chat, streamed", _stream),
     ("completion", _completion),
     ("prefix reuse", _reuse),
+    ("router places requests", _routed),
+    ("store takes blocks", _stored),
     ("bad request is 400", _refused("/v1/chat/completions", {"messages": []}, 400, "messages")),
     ("unknown model is 404", _refused("/v1/completions", {"model": "nope", "prompt": "x"}, 404, "model_not_found")),
     ("hang-up frees blocks", _disconnect),

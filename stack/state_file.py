@@ -46,6 +46,7 @@ class StackState:
     redis_url: str
     log_dir: str
     processes: dict[str, ProcessState] = field(default_factory=dict)
+    shm_dir: str = ""  # shared by its workers and stores
 
     def save(self, state_dir: Path) -> None:
         """In one step, readable by its owner only: the URLs may carry credentials."""

@@ -7,37 +7,19 @@ import dataclasses
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from common.errors import ConfigError, ShoalError
 from common.registry import RedisRegistry
-from common.service_record import ServiceRecord
 from stack.gates import ask
-from stack.scrape import scrape
-from stack.state_file import ProcessState, StackState, default_state_dir, find_stack
+from stack.service_rows import Row, rows_of
+from stack.state_file import StackState, default_state_dir, find_stack
 
 _ASK_TIMEOUT_S = 2.0
 _PIPED_WIDTH = 200
-_LOADS = {"shoal_requests_running": "running", "shoal_requests_waiting": "waiting",
-          "shoal_kv_free_blocks": "free blocks", "shoal_gateway_requests_in_flight": "in flight"}
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One service or server. `up` is false for what should be there and is not."""
-
-    service: str
-    service_id: str
-    state: str
-    up: bool
-    address: str = ""
-    models: tuple[str, ...] = ()
-    role: str = ""
-    capacity: Mapping[str, int] = field(default_factory=dict)
-    load: Mapping[str, float] = field(default_factory=dict)
-    restarts: int = 0
+_COLOURS = {"ready": "green", "reachable": "green", "degraded": "yellow"}
+_WRAPPED = frozenset({"models", "load", "capacity"})
 
 
 def print_status(state_dir: Path | None, redis_url: str, nats_url: str, as_json: bool) -> bool:
@@ -79,34 +61,6 @@ async def _server(name: str, url: str, default_port: int, question: bytes) -> Ro
     return Row(name, name, "reachable" if answered else "unreachable", answered, f"{host}:{port}")
 
 
-def rows_of(records: list[ServiceRecord], processes: Mapping[str, ProcessState]) -> list[Row]:
-    """Every registered service and every process of the supervisor that should be registered and is not."""
-    rows = []
-    for record in sorted(records, key=lambda r: (r.service, r.service_id)):
-        process = processes.get(record.service_id)
-        load = _load(record)
-        state = record.state if load is not None else "no metrics"
-        # A record outlives its process by the lease; the supervisor knows sooner.
-        if process is not None and process.state != "ready":
-            state = process.state
-        rows.append(Row(record.service, record.service_id, state, state == "ready", record.address, record.models,
-                        record.role, record.capacity, load or {}, process.restarts if process else 0))
-    listed = {row.service_id for row in rows} | {"nats", "valkey"}
-    rows += [Row(name.rsplit("-", 1)[0], name, process.state if process.state != "ready" else "not registered", False,
-                 process.address, restarts=process.restarts)
-             for name, process in processes.items() if name not in listed]
-    return rows
-
-
-def _load(record: ServiceRecord) -> dict[str, float] | None:
-    """None when its metrics do not answer."""
-    try:
-        seen = scrape(record.metrics_address or record.address)
-    except ShoalError:
-        return None
-    return {word: seen[name] for name, word in _LOADS.items() if name in seen}
-
-
 def _print_table(rows: list[Row], stack: StackState | None) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -115,13 +69,25 @@ def _print_table(rows: list[Row], stack: StackState | None) -> None:
     if stack is not None:
         console.print(f"{stack.url}  {stack.state}  (pid {stack.pid}, logs in {stack.log_dir})", highlight=False)
     table = Table(box=None, pad_edge=False)
-    for column in ("id", "state", "address", "models", "role", "load", "capacity", "restarts"):
-        table.add_column(column, no_wrap=column in ("id", "state", "address", "role"))
+    for column in ("id", "state", "address", "models", "role", "transports", "load", "tiers", "capacity", "restarts"):
+        table.add_column(column, no_wrap=column not in _WRAPPED)
     for row in rows:
-        table.add_row(row.service_id, f"[{'green' if row.up else 'red'}]{row.state}[/]", row.address,
-                      ", ".join(row.models), row.role, _facts(row.load), _facts(row.capacity), str(row.restarts or ""))
+        state = f"{row.state}: without {', '.join(row.lacks)}" if row.lacks and row.up else row.state
+        table.add_row(row.service_id, f"[{_COLOURS.get(row.state, 'red')}]{state}[/]", row.address,
+                      ", ".join(row.models), row.role, ", ".join(row.transports), _facts(row.load), _tiers(row),
+                      _facts(row.capacity), str(row.restarts or ""))
     console.print(table)
 
 
+def _tiers(row: Row) -> str:
+    return ", ".join(f"{name} {seen.get('blocks', 0):g} blocks {_mib(seen.get('bytes', 0))}"
+                     for name, seen in row.tiers.items())
+
+
 def _facts(facts: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:g}" for name, value in facts.items())
+    return ", ".join(f"{name.removesuffix('_bytes')} {_mib(value)}" if name.endswith("_bytes") else f"{name} {value:g}"
+                     for name, value in facts.items())
+
+
+def _mib(num_bytes: float) -> str:
+    return f"{num_bytes / (1 << 20):.1f} MiB"

@@ -1,7 +1,8 @@
 """`shoal up`: the one-host stack, from options to the last child gone.
 
 States: checking (ports, folders, model) → starting → ready → stopping → stopped. The first SIGINT, SIGTERM or SIGHUP
-stops in order, also while starting; the second kills. The state folder is claimed before anything is started.
+stops in order, also while starting; the second kills. The state folder is claimed, and the folder in shared memory
+emptied, before anything is started; the latter goes when all children have gone.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from stack.console import Console
 from stack.gates import RegistryGates, ask
 from stack.plan import StackOptions, service_specs
 from stack.servers import nats_spec, valkey_spec
+from stack.shm_folder import hold_shm_dir
 from stack.state_file import ProcessState, StackState, claim
 from stack.supervisor import Supervisor
 
@@ -31,7 +33,8 @@ def up(options: StackOptions, console: Console) -> None:
     with claim(options.state_dir):
         for port in options.gateway_ports:
             ports.require_free(options.host, port)
-        asyncio.run(_Run(options, console).main())
+        with hold_shm_dir(options.state_dir) as shm_dir:
+            asyncio.run(_Run(options, shm_dir, console).main())
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +61,15 @@ def _servers(options: StackOptions) -> _Servers:
 class _Run:
     """One life of the stack."""
 
-    def __init__(self, options: StackOptions, console: Console) -> None:
-        self._options, self._console = options, console
+    def __init__(self, options: StackOptions, shm_dir: Path, console: Console) -> None:
+        self._options, self._shm_dir, self._console = options, shm_dir, console
         self._servers = _servers(options)
         self._gates = RegistryGates(self._servers.redis_url)
         self._state = "starting"
         self._log_dir = options.state_dir / "logs"
-        specs = [*self._servers.specs,
-                 *service_specs(options, self._servers.nats_url, self._servers.redis_url, self._gates.gate)]
+        services = service_specs(
+            options, shm_dir, self._servers.nats_url, self._servers.redis_url, self._gates.gate)
+        specs = [*self._servers.specs, *services]
         self._supervisor = Supervisor(specs, self._log_dir, console, self._save)
 
     async def main(self) -> None:
@@ -132,7 +136,7 @@ class _Run:
                                           child.ready.metrics_address, child.ready.incarnation)
             for child in self._supervisor.children}
         StackState(os.getpid(), self._state, options.url, options.model_name, servers.nats_url, servers.redis_url,
-                   str(self._log_dir), processes).save(options.state_dir)
+                   str(self._log_dir), processes, str(self._shm_dir)).save(options.state_dir)
 
     def _banner(self, took_s: float) -> str:
         options = self._options

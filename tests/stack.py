@@ -1,11 +1,12 @@
 """A real stack for tests: its own processes, ports and state folder.
 
-    with RunningStack(tmp_path, mixed=2, runner="mock-hash", max_num_seqs=8) as stack:
+    with RunningStack(tmp_path, prefill=1, decode=2, runner="mock-hash", max_num_seqs=8) as stack:
         httpx2.post(f"{stack.url}/v1/completions", ...)
         stack.kill("decode-0", signal.SIGKILL)
         stack.wait_healed("decode-0")
 
-Names are those of the supervisor: decode-0, tokenizer-0, gateway-0, nats, valkey. Enter it in the main thread.
+Names are those of the supervisor: prefill-0, decode-0, mixed-0, kvstore-0, router-0, tokenizer-0, gateway-0, nats,
+valkey. Enter it in the main thread.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from stack.stack_process import StackProcess
 from stack.state_file import ProcessState, StackState
 
 MODEL = "SmolLM2-135M-Instruct"
+_SMALL_STORE = {"kvstore_dram_bytes": 256 << 20, "kvstore_ssd_bytes": 128 << 20}  # the disk is taken at the start
 
 
 def wait_gone(processes: list[psutil.Process], timeout_s: float) -> list[psutil.Process]:
@@ -52,10 +54,10 @@ class RunningStack:
     """
 
     def __init__(
-        self, state_dir: Path, *, runner: str = "mock-hash", model: str | Path = MODEL, mixed: int = 1,
+        self, state_dir: Path, *, runner: str = "mock-hash", model: str | Path = MODEL,
         env: Mapping[str, str] | None = None, start_timeout_s: float = 120.0, **flags: str | int | float,
     ) -> None:
-        asked = {"runner": runner, "model": str(model), "mixed": mixed, **flags}
+        asked = {"runner": runner, "model": str(model), **_SMALL_STORE, **flags}
         self._flags = [part for name, value in asked.items() for part in (f"--{name.replace('_', '-')}", str(value))]
         self._state_dir, self._env, self._start_timeout_s = state_dir / "stack", env, start_timeout_s
         self._process: StackProcess | None = None

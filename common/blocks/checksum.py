@@ -36,14 +36,6 @@ def copy_with_checksum(destination: memoryview, source: Buffer) -> int:
     return _sum(read, into)
 
 
-def copy_bytes(destination: memoryview, source: Buffer) -> None:
-    """A plain copy that releases the interpreter lock. Raises `ValueError` on unequal lengths."""
-    into, read = np.frombuffer(destination, np.uint8), np.frombuffer(source, np.uint8)
-    if len(into) != len(read):
-        raise ValueError(f"destination has {len(into)} bytes, source {len(read)}")
-    np.copyto(into, read)
-
-
 def _sum(read: NDArray[np.uint8], into: NDArray[np.uint8] | None) -> int:
     num_rows = len(read) // _ROW_BYTES
     rows = np.zeros(num_rows, "<u8")

@@ -35,7 +35,7 @@ class Landings:
         return landing
 
     def write(self, transfer_id: str, first_block: int, num_blocks: int, offset: int, payload: bytes) -> None:
-        """A part of a message transfer: `payload` at `offset` bytes into the run of blocks that starts at `first_block`.
+        """A part of a message transfer: `payload` at `offset` bytes into the blocks that start at `first_block`.
 
         Raises `NotFound` for a transfer that has ended, `InvalidRequest` for bytes outside the area.
         """

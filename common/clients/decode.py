@@ -28,7 +28,7 @@ log = logs.get(__name__)
 
 LOAD_STALE_S = 5.0  # an older report says nothing
 CONNECT_TIMEOUT_S = 5.0
-STALL_S = 3600.0  # a worker sends something every second; silent for longer it is given up
+STALL_S = 3.0  # a worker sends something every second; silent for longer it is given up
 RECONNECT_WAIT_S = 0.3
 MAX_QUEUED_COMMANDS = 4096
 

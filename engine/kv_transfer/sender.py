@@ -35,7 +35,8 @@ class Sender:
     """Makes a prompt's KV and pushes blocks as the steps that filled them retire."""
 
     def __init__(
-        self, engine: AsyncEngine, loader: StoreLoader | None, open_pusher: Callable[[PrefillOrder], Pusher], block_size: int
+        self, engine: AsyncEngine, loader: StoreLoader | None, open_pusher: Callable[[PrefillOrder], Pusher],
+        block_size: int,
     ) -> None:
         self._engine, self._loader, self._open_pusher = engine, loader, open_pusher
         self._block_size = block_size

@@ -63,7 +63,8 @@ class StoreLoader:
         `num_present` and the result are in blocks. A cancellation leaves no copy running behind it.
         """
         core, chain = self._engine.core, hashes[num_present:]
-        targets = [np.frombuffer(core.block_view(i), np.uint8) for i in block_ids[num_present : num_present + len(chain)]]
+        reserved = block_ids[num_present : num_present + len(chain)]
+        targets = [np.frombuffer(core.block_view(block_id), np.uint8) for block_id in reserved]
 
         def sink(index: int, source: memoryview) -> None:
             np.copyto(targets[index], np.frombuffer(source, np.uint8))

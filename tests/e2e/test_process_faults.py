@@ -69,7 +69,7 @@ async def ledger_is_clean(stack: RunningStack) -> bool:
     """All blocks free again on every worker, none leaked, within two seconds."""
     deadline = time.monotonic() + 2
     while True:
-        found = [stack.metrics(name) for name in ("decode-0", "decode-1")]
+        found = [stack.metrics(name) for name in ("mixed-0", "mixed-1")]
         clean = all(m["shoal_kv_free_blocks"] == m["shoal_kv_blocks"] and m["shoal_kv_leaked_blocks"] == 0
                     and m["shoal_requests_running"] == 0 for m in found)
         if clean or time.monotonic() > deadline:
@@ -110,7 +110,7 @@ async def test_killing_a_worker_ends_its_streams_with_an_error_event_and_leaves_
 
     def kill() -> None:
         killed_at.append(time.monotonic())
-        stack.kill("decode-0", signal.SIGKILL)
+        stack.kill("mixed-0", signal.SIGKILL)
 
     started = time.monotonic()
     shaken = await run_streams(openai, smollm2.name, 1.5, kill)
@@ -124,5 +124,5 @@ async def test_killing_a_worker_ends_its_streams_with_an_error_event_and_leaves_
     assert all(s.text == q.text and s.finish_reason == "length" for s, q in kept)
     after = await stream(openai, smollm2.name, 0)
     assert (after.error, after.text) == (None, quiet[0].text)
-    await asyncio.to_thread(stack.wait_healed, "decode-0")
+    await asyncio.to_thread(stack.wait_healed, "mixed-0")
     assert await ledger_is_clean(stack)

@@ -31,7 +31,7 @@ def none_alive(processes: list[psutil.Process]) -> bool:
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
-    with RunningStack(tmp_path_factory.mktemp("one-host"), mixed=2) as made:
+    with RunningStack(tmp_path_factory.mktemp("one-host"), prefill=1, decode=1, mixed=1) as made:
         yield made
 
 
@@ -43,14 +43,15 @@ def shoal(stack: RunningStack, *argv: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_stack_answers_and_its_workers_count_it(stack: RunningStack) -> None:
     def generated() -> float:
-        return sum(stack.metrics(f"decode-{i}")["shoal_generated_tokens_total"] for i in range(2))
+        return sum(stack.metrics(name)["shoal_generated_tokens_total"] for name in ("decode-0", "mixed-0"))
 
     before = generated()
     assert completion(stack).json()["usage"]["completion_tokens"] == 3
     assert generated() >= before + 3
 
 
-@pytest.mark.parametrize("name", ["nats", "valkey", "tokenizer-0", "decode-0", "gateway-0"])
+@pytest.mark.parametrize("name", [
+    "nats", "valkey", "tokenizer-0", "kvstore-0", "router-0", "prefill-0", "decode-0", "mixed-0", "gateway-0"])
 def test_what_is_killed_comes_back_and_requests_work(stack: RunningStack, name: str) -> None:
     before = stack.service(name)
     stack.kill(name)
@@ -68,20 +69,25 @@ def test_status_lists_every_service_as_up(stack: RunningStack) -> None:
     done = shoal(stack, "status", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(done.stdout)["services"]
-    assert {row["service_id"] for row in rows} == {
-        "redis", "nats", "tokenizer-0", "decode-0", "decode-1", "gateway-0"}
+    assert {row["service_id"]: row["role"] for row in rows} == {
+        "redis": "", "nats": "", "tokenizer-0": "", "kvstore-0": "", "router-0": "", "gateway-0": "",
+        "prefill-0": "prefill", "decode-0": "decode", "mixed-0": "mixed"}
     assert all(row["up"] for row in rows)
+    by_id = {row["service_id"]: row for row in rows}
+    assert by_id["decode-0"]["transports"] == by_id["prefill-0"]["transports"] == ["shm", "grpc"]
+    assert set(by_id["kvstore-0"]["tiers"]) == {"dram", "ssd"}
+    assert "index blocks" in by_id["router-0"]["load"]
 
 
 def test_status_fails_while_a_worker_is_stopped(stack: RunningStack) -> None:
-    worker = psutil.Process(stack.pid_of("decode-1"))
+    worker = psutil.Process(stack.pid_of("mixed-0"))
     worker.suspend()
     try:
         done = shoal(stack, "status", "--json")
     finally:
         worker.resume()
     assert done.returncode == 1
-    assert [row["service_id"] for row in json.loads(done.stdout)["services"] if not row["up"]] == ["decode-1"]
+    assert [row["service_id"] for row in json.loads(done.stdout)["services"] if not row["up"]] == ["mixed-0"]
 
 
 def test_chat_reads_plain_input_and_reports_each_turn(stack: RunningStack) -> None:
@@ -107,12 +113,25 @@ def test_a_killed_supervisor_leaves_nothing_and_the_folder_can_be_used_again(tmp
     stack = RunningStack(tmp_path)
     with stack:
         children = psutil.Process(stack.process.pid).children(recursive=True)
-        assert len(children) >= 5
+        assert len(children) >= 7
+        memory = Path(stack.state.shm_dir)
         psutil.Process(stack.process.pid).kill()
         assert none_alive(children)
         assert stack.process.stop() == -signal.SIGKILL
+    left = {path.name: path.stat().st_ino for path in memory.iterdir()}
+    assert left, "files of the killed are there"
     with RunningStack(tmp_path) as again:
         assert completion(again).status_code == 200
+        assert Path(again.state.shm_dir) == memory
+        assert not left.items() & {path.name: path.stat().st_ino for path in memory.iterdir()}.items()
+    assert not memory.exists()
+
+
+def test_two_stacks_do_not_share_memory(stack: RunningStack, tmp_path: Path) -> None:
+    with RunningStack(tmp_path, router=0, kvstore=0) as other:
+        assert other.state.shm_dir != stack.state.shm_dir
+        assert Path(stack.state.shm_dir).is_dir()
+    assert Path(stack.state.shm_dir).is_dir()
 
 
 def test_a_second_interrupt_kills_at_once(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from common.block_hash import HashScheme
-from common.bus import MemoryBus
 from common.clients.tokenizer import TokenizerClient
 from common.directory import Directory
 from common.errors import (
@@ -25,46 +24,13 @@ from common.errors import (
     Unavailable,
     UnsupportedValue,
 )
-from common.registry import MemoryRegistry, RedisRegistry
-from common.service_host import Deps
+from common.registry import RedisRegistry
 from common.service_record import ServiceRecord
 from common.tokenized import ChatPrompt, HashSpec, TextStream
 from proto import tokenizer_pb2
+from tests.integration.tokenizer_fleet import TEXT, Fleet
 from tests.servers import RealServer
 from tests.unit.common.text import folders
-from tokenizer_svc.config import TokenizerConfig
-from tokenizer_svc.service import TokenizerService, build
-
-TEXT = "the quick 🙂 fox 日本 👨‍👩‍👧 jumps over 🇩🇪 the lazy dog é " * 3
-
-
-class Fleet:
-    """Replicas in this process and one client of them."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.registry = folder, MemoryRegistry()
-        self.directory = Directory(self.registry, poll_s=0.05, grace_s=0.3)
-        self.services: list[TokenizerService] = []
-        self.client = TokenizerClient(self.directory, call_timeout_s=5, attempt_timeout_s=1, text_timeout_s=5)
-
-    async def start_replica(self, models: str = "", **changes: Any) -> TokenizerService:
-        config = TokenizerConfig(models=models or f"m={self.folder}", drain_timeout_s=1, **changes)
-        service = build(config, Deps(MemoryBus(), self.registry))
-        await service.start()
-        self.services.append(service)
-        await self.directory.refresh()
-        return service
-
-    async def kill(self, service: TokenizerService) -> None:
-        """As SIGKILL: calls break, and the record stays for a while."""
-        await service._host.server.stop(grace=None)
-
-    async def ids(self, text: str = TEXT) -> tuple[int, ...]:
-        return (await self.client.tokenize_text("m", text, add_special_tokens=False)).token_ids
-
-    def num_streams(self, service: TokenizerService) -> int:
-        assert service._detokenizer is not None
-        return service._detokenizer.num_streams
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from common.block_hash import HashScheme
+from common.block_hash import BlockHash, HashScheme
 from common.sampling_params import SamplingParams
 from engine.config import EngineConfig
 from engine.core import EngineCore
@@ -41,6 +41,11 @@ def oracle(prompt_token_ids: Sequence[int], num_outputs: int) -> list[int]:
     return tokens[len(prompt_token_ids):]
 
 
+def hashes(token_ids: Sequence[int], block_size: int = 16, salt: str = "") -> list[BlockHash]:
+    """Of all full blocks."""
+    return scheme(block_size).chain(scheme(block_size).root("", salt), token_ids)
+
+
 class WatchedRunner(MockRunner):
     """Keeps the plans it was given and the ids it was told to forget."""
 
@@ -74,6 +79,27 @@ class Engine:
             self.config, self.runner, scheme(self.config.block_size), max_kv_events=max_kv_events, clock=clock)
         self.tokens: dict[str, list[int]] = {}
         self.last: dict[str, RequestOutput] = {}
+        self.progress: dict[str, int] = {}  # the newest `num_computed_tokens` of each request
+
+    def add(self, asked: EngineRequest) -> None:
+        self.core.add(asked)
+        self.expect(asked)
+
+    def expect(self, asked: EngineRequest) -> None:
+        """The outputs of a resumed request follow those it brings."""
+        self.tokens[asked.request_id] = list(asked.output_token_ids)
+
+    def write(self, block_ids: Sequence[int], token_ids: Sequence[int], first: int = 0) -> None:
+        """Do what a transfer does: write the KV of positions `first ..` of `token_ids` through the block views."""
+        size = self.config.block_size
+        for position in range(first, len(token_ids)):
+            view = self.core.block_view(block_ids[position // size]).cast("i")
+            view[position % size] = token_ids[position]
+
+    def read(self, block_ids: Sequence[int], num_tokens: int) -> list[int]:
+        """The tokens whose KV the blocks hold."""
+        slots = [slot for block_id in block_ids for slot in self.core.block_view(block_id).cast("i")]
+        return slots[:num_tokens]
 
     def step(self) -> list[RequestOutput]:
         num_plans = len(self.runner.plans)
@@ -91,13 +117,14 @@ class Engine:
         tokens = self.tokens.setdefault(output.request_id, [])
         tokens += output.new_token_ids
         assert output.num_output_tokens == len(tokens)
+        self.progress[output.request_id] = output.num_computed_tokens
         if output.finish_reason is not None:
             self.last[output.request_id] = output
 
     def run(self, *requests: EngineRequest, max_steps: int = 2000) -> dict[str, RequestOutput]:
         """Add the requests and step until nothing is left; the last outputs of all requests so far."""
         for request in requests:
-            self.core.add(request)
+            self.add(request)
         for _ in range(max_steps):
             if not self.core.has_work:
                 return self.last

@@ -131,7 +131,46 @@ def test_the_ledger_check_finds_a_leak_and_a_block_owned_twice() -> None:
     blocks = pool.take(2)
     assert pool.count_leaked([blocks]) == 0
     assert pool.count_leaked([blocks[:1]]) == 1
-    with pytest.raises(LedgerError, match="has 1 references, 0 block tables hold it"):
+    with pytest.raises(LedgerError, match="has 1 references, 0 block tables and pins hold it"):
         pool.check([blocks[:1]])
-    with pytest.raises(LedgerError, match="has 1 references, 2 block tables hold it"):
+    with pytest.raises(LedgerError, match="has 1 references, 2 block tables and pins hold it"):
         pool.check([blocks, blocks[:1]])
+
+
+def test_a_pinned_block_keeps_its_content_and_has_an_owner_of_its_own() -> None:
+    pool = BlockPool(3)
+    blocks = pool.take(2)
+    pool.publish(blocks, [A, B], ROOT)
+    assert pool.pin([A, C]) == {A: blocks[0]}
+    assert pool.pin([A]) == {A: blocks[0]}
+    pool.check([blocks])
+    assert pool.counts() == BlockCounts(free=1, cached=0, requests=2, pinned=0)
+    pool.release(blocks)
+    pool.check([])
+    assert pool.count_leaked([]) == 0
+    assert pool.counts() == BlockCounts(free=1, cached=1, requests=0, pinned=1)
+    pool.clear()
+    assert blocks[0] not in pool.take(2)
+    pool.unpin([blocks[0]])
+    assert pool.num_grantable == 0
+    pool.unpin([blocks[0]])
+    assert (pool.lookup(A), pool.num_pinned, pool.num_grantable) == (blocks[0], 0, 1)
+
+
+def test_a_cached_block_leaves_the_free_queue_while_pinned_and_a_chain_comes_back_leaf_first() -> None:
+    pool = BlockPool(2)
+    blocks = pool.take(2)
+    pool.publish(blocks, [A, B], ROOT)
+    pool.release(reversed(blocks))
+    pinned = pool.pin([A, B])
+    assert pool.num_grantable == 0
+    pool.unpin(pinned.values())
+    assert pool.take(1) == (blocks[1],)
+    assert pool.lookup(A) == blocks[0]
+
+
+def test_an_unpin_without_a_pin_is_an_error() -> None:
+    pool = BlockPool(1)
+    pool.take(1)
+    with pytest.raises(LedgerError, match="block 0 unpinned without a pin"):
+        pool.unpin([0])

@@ -126,7 +126,7 @@ def test_a_failing_runner_answers_everyone_and_closes_the_engine(monkeypatch: py
 def test_a_leak_is_counted_and_never_waited_on() -> None:
     engine = Engine(num_blocks=4)
     engine.core._pool.take(2)
-    with pytest.raises(RuntimeError, match="has 1 references, 0 block tables hold it"):
+    with pytest.raises(RuntimeError, match="has 1 references, 0 block tables and pins hold it"):
         engine.core.check_integrity()
     assert engine.core.stats().num_leaked_blocks == 2
     engine.core.add(ask("r", prompt(40)))

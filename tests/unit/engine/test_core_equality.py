@@ -1,17 +1,42 @@
-"""Whatever else runs, is aborted, preempted or cached: every token equals that of an engine without a cache."""
+"""Whatever else runs, is aborted, preempted, cached or transferred: every token equals that of an engine without a cache."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.block_pool import BlockRemoved, BlocksCleared, BlockStored
+from common.errors import Overloaded
+from common.kv_event import BlockRemoved, BlocksCleared, BlockStored
+from engine.core import Reservation
 from engine.outputs import FinishReason
-from tests.unit.engine.builders import Engine, ask, oracle, scheme
+from engine.request import EngineRequest, RequestStatus
+from tests.unit.engine.builders import Engine, ask, hashes, oracle
 
 BLOCK_SIZE = 4
-POOL_TOKENS = 12 * BLOCK_SIZE
+NUM_BLOCKS = 12
+POOL_TOKENS = NUM_BLOCKS * BLOCK_SIZE
+MAX_WAITING = 20
+
+pick_any = st.integers(0, 10**6)
+token_lists = st.lists(st.sampled_from([3, 4]), min_size=1, max_size=24)
+salts = st.sampled_from(["", "", "s"])
+
+
+@dataclass
+class Transfer:
+    """KV on its way into the engine."""
+
+    asked: EngineRequest
+    reservation: Reservation
+    num_landed: int
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [*self.asked.prompt_token_ids, *self.asked.output_token_ids]
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -20,44 +45,122 @@ class EngineMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.engine = Engine(
-            num_blocks=12, block_size=BLOCK_SIZE, max_num_seqs=4, max_num_batched_tokens=10, max_num_waiting=20,
-            max_kv_events=1000)
-        self.asked: dict[str, tuple[list[int], int, str]] = {}
+            num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, max_num_seqs=4, max_num_batched_tokens=10,
+            max_num_waiting=MAX_WAITING, max_kv_events=1000, max_awaiting_fraction=0.5)
+        self.asked: dict[str, EngineRequest] = {}
+        self.transfers: dict[str, Transfer] = {}
+        self.started: set[str] = set()
+        self.released: set[str] = set()
+        self.pins: list[tuple[list[int], list[list[int]]]] = []  # blocks, and the tokens in them when they were pinned
         self.mirror: set[bytes] = set()
 
-    @precondition(lambda self: self.engine.core.stats().num_waiting < 20)
-    @rule(
-        tokens=st.lists(st.sampled_from([3, 4]), min_size=1, max_size=24), max_tokens=st.integers(1, 30),
-        salt=st.sampled_from(["", "", "s"]))
-    def submit(self, tokens: list[int], max_tokens: int, salt: str) -> None:
-        self.add(tokens, max_tokens, salt)
+    @property
+    def live(self) -> list[str]:
+        return [request_id for request_id in self.asked if request_id in self.engine.core]
 
-    @precondition(lambda self: self.engine.last and self.engine.core.stats().num_waiting < 20)
-    @rule(pick=st.integers(0, 10**6))
+    @rule(tokens=token_lists, max_tokens=st.integers(1, 30), salt=salts, prefill_only=st.integers(0, 3).map(lambda i: i == 0))
+    def submit(self, tokens: list[int], max_tokens: int, salt: str, prefill_only: bool) -> None:
+        self.add(self.make(tokens, max_tokens, salt, prefill_only=prefill_only))
+
+    @precondition(lambda self: self.engine.last)
+    @rule(pick=pick_any)
     def go_on_with_an_answer(self, pick: int) -> None:
         """The next turn of a chat: prompt and answer of an earlier request are the new prompt's start."""
         request_id = sorted(self.engine.last)[pick % len(self.engine.last)]
-        tokens, _, salt = self.asked[request_id]
-        self.add((tokens + self.engine.tokens[request_id])[: POOL_TOKENS - 4], 6, salt)
+        tokens = [*self.asked[request_id].prompt_token_ids, *self.engine.tokens[request_id]]
+        self.add(self.make(tokens[: POOL_TOKENS - 4], 6, self.asked[request_id].cache_salt))
 
-    def add(self, tokens: list[int], max_tokens: int, salt: str) -> None:
-        request_id = f"r{len(self.asked)}"
-        self.asked[request_id] = (tokens, max_tokens, salt)
-        hashes = scheme(BLOCK_SIZE).chain(scheme(BLOCK_SIZE).root("", salt), tokens)
-        self.engine.core.add(ask(request_id, tokens, max_tokens, cache_salt=salt, block_hashes=hashes))
+    @rule(tokens=token_lists, num_drawn=st.integers(1, 12), num_more=st.integers(1, 12), salt=salts)
+    def resume(self, tokens: list[int], num_drawn: int, num_more: int, salt: str) -> None:
+        self.add(self.make(tokens, num_drawn + num_more, salt, output_token_ids=oracle(tokens, num_drawn)))
+
+    @rule(
+        tokens=token_lists, max_tokens=st.integers(2, 30), salt=salts, resumes=st.booleans(), prefill_only=st.booleans())
+    def reserve(self, tokens: list[int], max_tokens: int, salt: str, resumes: bool, prefill_only: bool) -> None:
+        drawn = oracle(tokens, max_tokens // 2) if resumes else []
+        asked = self.make(tokens, max_tokens, salt, output_token_ids=drawn, prefill_only=prefill_only)
+        num_free = self.engine.core.stats().num_free_blocks
+        try:
+            reservation = self.engine.core.reserve(asked)
+        except Overloaded:
+            assert self.engine.core.stats().num_free_blocks == num_free
+            assert asked.request_id not in self.engine.core
+            return
+        self.accept(asked)
+        self.transfers[asked.request_id] = Transfer(asked, reservation, reservation.num_cached_tokens)
+
+    @precondition(lambda self: self.transfers)
+    @rule(pick=pick_any, num_tokens=st.integers(0, POOL_TOKENS))
+    def land(self, pick: int, num_tokens: int) -> None:
+        transfer = self.transfers[sorted(self.transfers)[pick % len(self.transfers)]]
+        end = min(num_tokens, len(transfer.token_ids) - 1)
+        self.engine.write(transfer.reservation.block_ids, transfer.token_ids[:end], transfer.num_landed)
+        self.engine.core.land(transfer.asked.request_id, end)
+        transfer.num_landed = max(transfer.num_landed, end)
+
+    @precondition(lambda self: self.transfers)
+    @rule(pick=pick_any)
+    def start(self, pick: int) -> None:
+        request_id = sorted(self.transfers)[pick % len(self.transfers)]
+        del self.transfers[request_id]
+        self.started.add(request_id)
+        self.engine.core.start(request_id)
+
+    @precondition(lambda self: self.live)
+    @rule(pick=pick_any)
+    def release(self, pick: int) -> None:
+        request_id = self.live[pick % len(self.live)]
+        self.transfers.pop(request_id, None)
+        self.released.add(request_id)
+        self.engine.core.release(request_id)
+
+    @precondition(lambda self: self.asked)
+    @rule(pick=pick_any, first=st.integers(0, 2), num=st.integers(1, 4))
+    def pin(self, pick: int, first: int, num: int) -> None:
+        asked = self.asked[sorted(self.asked)[pick % len(self.asked)]]
+        tokens = [*asked.prompt_token_ids, *self.engine.tokens[asked.request_id]]
+        chain = hashes(tokens, BLOCK_SIZE, asked.cache_salt)[first : first + num]
+        pinned = self.engine.core.pin(chain)
+        assert set(pinned) == {block_hash for block_hash in chain if block_hash in self.mirror}
+        block_ids = list(pinned.values())
+        self.pins.append((block_ids, [self.engine.read([block_id], BLOCK_SIZE) for block_id in block_ids]))
+
+    @precondition(lambda self: self.pins)
+    @rule(pick=pick_any)
+    def unpin(self, pick: int) -> None:
+        block_ids, content = self.pins.pop(pick % len(self.pins))
+        assert [self.engine.read([block_id], BLOCK_SIZE) for block_id in block_ids] == content
+        self.engine.core.unpin(block_ids)
+
+    def make(self, tokens: list[int], max_tokens: int, salt: str, **fields: Any) -> EngineRequest:
+        return ask(
+            f"r{len(self.asked):04}", tokens, max_tokens, cache_salt=salt,
+            block_hashes=hashes(tokens, BLOCK_SIZE, salt), **fields)
+
+    def add(self, asked: EngineRequest) -> None:
+        stats = self.engine.core.stats()
+        if stats.num_waiting < MAX_WAITING and len(asked.prompt_token_ids) + len(asked.output_token_ids) < POOL_TOKENS:
+            self.engine.core.add(asked)
+            self.accept(asked)
+
+    def accept(self, asked: EngineRequest) -> None:
+        self.asked[asked.request_id] = asked
+        self.engine.expect(asked)
 
     @rule(num_steps=st.integers(1, 6))
     def step(self, num_steps: int) -> None:
         for _ in range(num_steps):
-            self.engine.step()
+            for output in self.engine.step():
+                assert output.request_id not in self.released
 
-    @precondition(lambda self: self.engine.core.has_work)
-    @rule(pick=st.integers(0, 10**6))
+    @precondition(lambda self: self.live)
+    @rule(pick=pick_any)
     def abort(self, pick: int) -> None:
-        live = sorted(set(self.asked) - set(self.engine.last))
-        output = self.engine.core.abort(live[pick % len(live)])
-        assert output is not None
-        self.engine.record(output)
+        request_id = self.live[pick % len(self.live)]
+        output = self.engine.core.abort(request_id)
+        assert (output is None) == (request_id in self.transfers)
+        if output is not None:
+            self.engine.record(output)
 
     @rule()
     def clear_cache(self) -> None:
@@ -66,22 +169,43 @@ class EngineMachine(RuleBasedStateMachine):
     @invariant()
     def ledger_is_exact(self) -> None:
         self.engine.core.check_integrity()
-        assert self.engine.core.stats().num_leaked_blocks == 0
+        stats = self.engine.core.stats()
+        assert stats.num_leaked_blocks == 0
+        assert stats.num_awaiting == len(self.transfers)
+        awaiting = {block_id for transfer in self.transfers.values() for block_id in transfer.reservation.block_ids}
+        assert stats.num_awaiting_blocks == len(awaiting) <= NUM_BLOCKS // 2
+        assert stats.num_pinned_blocks == len({block_id for block_ids, _ in self.pins for block_id in block_ids})
 
     @invariant()
-    def running_arrived_before_waiting(self) -> None:
-        live = [int(request.request_id[1:]) for request in self.engine.core._scheduler.live()]
-        assert live == sorted(live)
+    def awaiting_requests_keep_their_blocks(self) -> None:
+        for request_id, transfer in self.transfers.items():
+            assert self.engine.core.block_ids(request_id) == transfer.reservation.block_ids
+            assert self.engine.read(transfer.reservation.block_ids, transfer.num_landed) == (
+                transfer.token_ids[: transfer.num_landed])
+
+    @invariant()
+    def held_requests_hold_the_kv_of_all_tokens_but_the_last(self) -> None:
+        for request in self.engine.core._scheduler.live():
+            if request.status is RequestStatus.HELD:
+                wanted = request.token_ids[:-1]
+                assert self.engine.read(self.engine.core.block_ids(request.request_id), len(wanted)) == wanted
+
+    @invariant()
+    def plain_requests_that_run_arrived_before_those_that_wait(self) -> None:
+        scheduler = self.engine.core._scheduler
+        tables = (scheduler._running.values(), scheduler._waiting.values())
+        ids = [r.request_id for table in tables for r in table if not r.prefill_only and r.request_id not in self.started]
+        assert ids == sorted(ids)
 
     @invariant()
     def events_tell_exactly_what_is_cached(self) -> None:
         for event in self.engine.core.take_kv_events():
             match event:
-                case BlockStored(hashes):
-                    self.mirror.update(hashes)
-                case BlockRemoved(hashes):
-                    assert self.mirror.issuperset(hashes)
-                    self.mirror.difference_update(hashes)
+                case BlockStored(stored):
+                    self.mirror.update(stored)
+                case BlockRemoved(removed):
+                    assert self.mirror.issuperset(removed)
+                    self.mirror.difference_update(removed)
                 case BlocksCleared():
                     self.mirror.clear()
         pool = self.engine.core._pool
@@ -90,19 +214,30 @@ class EngineMachine(RuleBasedStateMachine):
     @invariant()
     def tokens_equal_the_oracle(self) -> None:
         for request_id, output in self.engine.last.items():
-            tokens, max_tokens, _ = self.asked[request_id]
-            got = self.engine.tokens[request_id]
-            assert got == oracle(tokens, len(got))
+            asked, got = self.asked[request_id], self.engine.tokens[request_id]
+            assert got == oracle(asked.prompt_token_ids, len(got))
             if output.finish_reason is FinishReason.LENGTH:
-                assert len(got) == min(max_tokens, POOL_TOKENS - len(tokens))
-            assert output.num_prompt_tokens == len(tokens)
-            assert output.num_cached_tokens <= len(tokens) - 1
+                assert len(got) == min(asked.params.max_tokens, POOL_TOKENS - len(asked.prompt_token_ids))
+            assert output.num_prompt_tokens == len(asked.prompt_token_ids)
+            assert output.num_cached_tokens <= len(asked.prompt_token_ids) - 1
 
     def teardown(self) -> None:
-        self.engine.run()
+        core = self.engine.core
+        while self.transfers:
+            self.start(0)
+        while self.pins:
+            self.unpin(0)
+        while self.live:
+            if core.has_work:
+                self.step(1)
+            for request_id in self.live:
+                if core._scheduler._find(request_id).status is RequestStatus.HELD:
+                    assert self.engine.progress[request_id] == len(core._scheduler._find(request_id).token_ids) - 1
+                    self.released.add(request_id)
+                    core.release(request_id)
         self.tokens_equal_the_oracle()
-        assert set(self.engine.last) == set(self.asked)
-        stats = self.engine.core.stats()
+        assert set(self.engine.last) == set(self.asked) - self.released
+        stats = core.stats()
         assert stats.num_free_blocks == stats.num_blocks
 
 

@@ -70,6 +70,18 @@ def test_the_last_block_of_the_pool_is_as_good_as_any(runner: TorchRunner) -> No
     assert bool((runner.cache.blocks[63] != 0).any())
 
 
+def test_blocks_copied_through_their_views_serve_another_table(runner: TorchRunner) -> None:
+    tokens = [(7 * i) % 64 for i in range(9)]
+    runner.execute(StepPlan(1, [planned_row(tokens[:8], (0, 1), samples=False)]))
+    row = planned_row(tokens[8:], (0, 1, 2), start=8)
+    wanted = runner.logits(StepPlan(2, [row]))[1].clone()
+    for source, target in ((0, 5), (1, 4)):
+        runner.block_view(target)[:] = runner.block_view(source)
+    assert runner.block_bytes == len(runner.block_view(0))
+    moved = runner.logits(StepPlan(3, [planned_row(tokens[8:], (5, 4, 3), start=8)]))[1]
+    assert torch.equal(moved, wanted)
+
+
 @pytest.mark.parametrize("token_id", [-1, 256])
 def test_a_token_outside_the_vocabulary_is_an_error_not_another_token(runner: TorchRunner, token_id: int) -> None:
     with pytest.raises(IndexError):

@@ -74,3 +74,17 @@ def test_offsets_do_not_overflow_32_bits_in_a_large_pool(tmp_path: Path) -> None
     cache.write(0, cache.slots(torch.tensor([num_blocks * 64 - 1])), kv)
     strips = cache.strips[cache.strip_ids(torch.tensor([[num_blocks - 1]])).flatten()].view(2, 6, 64, 128)
     assert torch.equal(strips[:, :, 63], kv[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_block_view_is_the_block_itself(model: ModelConfig, dtype: torch.dtype) -> None:
+    cache = KvCache(model, num_blocks=5, block_size=4, dtype=dtype)
+    cache.blocks.normal_()
+    view = cache.block_view(3)
+    assert (len(view), view.readonly, view.c_contiguous) == (cache.block_bytes, False, True)
+    assert bytes(view) == bytes(cache.blocks[3].view(torch.uint8).numpy().tobytes())
+    cache.block_view(0)[:] = view
+    assert torch.equal(cache.blocks[0], cache.blocks[3])
+    for outside in (-1, 5):
+        with pytest.raises(IndexError, match="outside the pool of 5"):
+            cache.block_view(outside)

@@ -261,6 +261,69 @@ def test_a_leak_is_found_when_the_engine_goes_idle(running: Running) -> None:
     assert running.loop.stats.num_leaked_blocks == 3
 
 
+def test_an_abort_reaches_a_request_that_was_reserved_but_only_once_it_is_started(running: Running) -> None:
+    running.loop.call(lambda core: core.reserve(ask("r", prompt(20), max_tokens=5000))).result(WAIT_S)
+    running.loop.abort("r")
+    assert running.loop.call(lambda core: "r" in core).result(WAIT_S)
+    with pytest.raises(InvalidRequest, match="in use"):
+        running.loop.submit(ask("r", prompt(4)))
+    running.loop.call(lambda core: core.start("r")).result(WAIT_S)
+    running.heard.wait(lambda: running.heard.tokens.get("r"))
+    running.loop.abort("r")
+    running.heard.wait(lambda: "r" in running.heard.last)
+    assert running.heard.last["r"].finish_reason is FinishReason.ABORT
+
+
+def test_a_released_id_may_be_used_again(running: Running) -> None:
+    running.loop.submit(ask("r", prompt(20), prefill_only=True))
+    running.heard.wait(lambda: "r" in running.heard.tokens)
+    running.loop.call(lambda core: core.release("r")).result(WAIT_S)
+    running.loop.submit(ask("r", prompt(20), max_tokens=3))
+    running.heard.wait(lambda: "r" in running.heard.last)
+    assert running.heard.tokens["r"] == oracle(prompt(20), 3)
+
+
+def test_a_request_that_waits_for_a_transfer_does_not_keep_the_loop_busy_and_goes_on_after_it() -> None:
+    running = Running(num_blocks=8)
+    num_steps = 0
+    step = running.engine.core.step
+
+    def counted() -> list[RequestOutput]:
+        nonlocal num_steps
+        num_steps += 1
+        return step()
+
+    running.engine.core.step = counted  # type: ignore[method-assign]
+    running.engine.core.reserve(ask("transfer", prompt(40, first=4)))
+    running.loop.start()
+    running.loop.submit(ask("waits", prompt(100), max_tokens=3))
+    running.loop.call(lambda core: None).result(WAIT_S)
+    threading.Event().wait(0.3)
+    assert num_steps < 50
+    running.loop.call(lambda core: core.release("transfer")).result(WAIT_S)
+    running.heard.wait(lambda: "waits" in running.heard.last)
+    assert running.heard.tokens["waits"] == oracle(prompt(100), 3)
+    running.loop.stop(WAIT_S)
+
+
+def test_after_each_turn_the_core_is_shown_in_the_loops_thread() -> None:
+    running = Running(max_kv_events=9)
+    seen: list[object] = []
+    done = threading.Event()
+
+    def after_turn(core: EngineCore) -> None:
+        assert threading.current_thread().name == "engine-loop"
+        seen.extend(core.take_kv_events())
+        if seen:
+            done.set()
+
+    loop = EngineLoop(running.engine.core, running.heard.on_step, running.heard.on_fatal, after_turn=after_turn)
+    loop.start()
+    loop.submit(ask("r", prompt(20), max_tokens=1))
+    assert done.wait(WAIT_S)
+    loop.stop(WAIT_S)
+
+
 def test_stats_are_at_hand_with_the_last_output(running: Running) -> None:
     running.loop.submit(ask("r", prompt(4), max_tokens=3))
     running.heard.wait(lambda: "r" in running.heard.last)

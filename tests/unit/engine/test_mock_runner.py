@@ -58,3 +58,18 @@ def test_faults_of_the_plan_are_errors() -> None:
         faulty.execute(StepPlan(1, [row([7]), row([8])]))
     with pytest.raises(ValueError, match="eos_token_ids"):
         MockRunner(MockMode.ECHO, num_blocks=1, block_size=1, vocab_size=2, eos_token_ids=frozenset({0, 1}))
+
+
+def test_a_block_view_is_the_slots_themselves() -> None:
+    mock = runner(MockMode.HASH)
+    mock.execute(StepPlan(1, [row([7, 8, 9, 10, 11], output=None)]))
+    assert mock.block_bytes == len(mock.block_view(5)) == 16
+    assert mock.block_view(5).cast("i").tolist() == [7, 8, 9, 10]
+    assert mock.block_view(1).cast("i").tolist() == [11, -1, -1, -1]
+    mock.block_view(2)[:] = mock.block_view(5)
+    mock.block_view(3)[:] = mock.block_view(1)
+    drawn = mock.execute(StepPlan(2, [row([12], start=5, blocks=(2, 3))])).token_ids
+    assert drawn == [hashed_token([7, 8, 9, 10, 11, 12], VOCAB_SIZE, EOS)]
+    for outside in (-1, 8):
+        with pytest.raises(IndexError, match="outside the pool of 8"):
+            mock.block_view(outside)

@@ -43,7 +43,22 @@ def test_a_chain_that_starts_in_output_starts_at_the_root() -> None:
 
 def test_an_output_carries_the_counts_of_its_moment() -> None:
     request = Request(ask("r", [5, 6, 7]), scheme())
-    request.token_ids.append(9)
+    request.append(9)
     output = request.output((9,), FinishReason.LENGTH)
     assert (output.num_prompt_tokens, output.num_output_tokens, output.num_cached_tokens) == (3, 1, 0)
     assert request.num_pending_tokens == 4
+
+
+def test_hashes_of_the_tokenizer_cover_the_prompt_of_a_resumed_request_and_its_own_go_on() -> None:
+    tokens = prompt(40)
+    hashes = scheme().chain(scheme().root(), tokens)
+    request = Request(ask("r", tokens[:20], output_token_ids=tokens[20:], block_hashes=hashes[:1]), scheme())
+    assert request.block_hashes == hashes
+    assert (request.num_prompt_tokens, request.num_output_tokens, request.num_pending_tokens) == (20, 20, 40)
+
+
+def test_progress_stays_as_tokens_are_drawn() -> None:
+    request = Request(ask("r", [5, 6, 7]), scheme())
+    request.num_computed_tokens = 3
+    request.append(9)
+    assert (request.num_computed_tokens, request.num_pending_tokens, request.num_tokens) == (3, 1, 4)

@@ -210,7 +210,7 @@ def test_a_plan_is_not_changed_by_later_steps() -> None:
         engine.step()
         for row in engine.runner.plans[-1].rows:
             copy = PlannedRow(
-                row.request_id, list(row.token_ids), row.start, tuple(row.block_ids), row.samples,
+                row.request_id, type(row.token_ids)(row.token_ids), row.start, tuple(row.block_ids), row.samples,
                 row.output_position, row.params)
             seen.append((row, copy))
     assert all(row == copy for row, copy in seen)

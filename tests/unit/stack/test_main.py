@@ -52,9 +52,28 @@ def test_port_zero_takes_a_free_one(ran: list[StackOptions], model: Path) -> Non
     assert ran[0].port > 0
 
 
+def test_roles_apart_leave_out_the_mixed_worker_unless_it_is_asked_for(
+    ran: list[StackOptions], model: Path,
+) -> None:
+    for argv in ([], ["--prefill", "1", "--decode", "2"], ["--decode", "2", "--mixed", "1"]):
+        assert shoal("up", "--model", str(model), "--port", "0", *argv).exit_code == 0
+    assert [(o.prefill, o.decode, o.mixed, o.kvstore, o.router) for o in ran] == [
+        (0, 0, 1, 1, 1), (1, 2, 0, 1, 1), (0, 2, 1, 1, 1)]
+
+
+def test_flags_of_hand_off_and_store_become_options(ran: list[StackOptions], model: Path) -> None:
+    result = shoal("up", "--model", str(model), "--port", "0", "--transport", "grpc", "--store-policy", "none",
+                   "--kvstore", "2", "--kvstore-dram-bytes", "1048576", "--kvstore-ssd-bytes", "2097152")
+    assert result.exit_code == 0, result.output
+    (options,) = ran
+    assert (options.transport, options.engine_flags) == ("grpc", {"store_policy": "none"})
+    assert (options.kvstore, options.kvstore_dram_bytes, options.kvstore_ssd_bytes) == (2, 1 << 20, 1 << 21)
+
+
 @pytest.mark.parametrize(("argv", "said"), [
     (["--model", "/no/such/folder"], "'/no/such/folder' is neither a folder nor a known name"),
-    (["--mixed", "0"], "--mixed must be 1 to 64, got 0"),
+    (["--mixed", "0"], "--decode or --mixed must be at least 1"),
+    (["--prefill", "1"], "--decode or --mixed must be at least 1"),
     (["--log-format", "xml"], "--log-format must be console or json, got 'xml'"),
 ])
 def test_a_wrong_option_ends_with_one_line_and_exit_code_2(

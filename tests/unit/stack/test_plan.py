@@ -7,9 +7,10 @@ import pytest
 
 from common.errors import ConfigError
 from stack.child import ChildSpec, Gate, Ready
-from stack.plan import StackOptions, service_specs
+from stack.plan import StackOptions, default_mixed, service_specs
 
 MODEL = Path("/models/Tiny-1M")
+SHM = Path("/dev/shm/own")
 
 
 def gate(_service: str, _service_id: str) -> Gate:
@@ -21,43 +22,89 @@ def gate(_service: str, _service_id: str) -> Gate:
 
 def planned(**changes: Any) -> dict[str, ChildSpec]:
     options = StackOptions(MODEL, Path("/state"), **changes)
-    return {spec.name: spec for spec in service_specs(options, "nats://n:1", "redis://r:2/0", gate)}
+    return {spec.name: spec for spec in service_specs(options, SHM, "nats://n:1", "redis://r:2/0", gate)}
 
 
 def flag(spec: ChildSpec, name: str) -> str:
     return spec.argv[spec.argv.index(name) + 1]
 
 
-def test_a_small_stack_is_one_of_each() -> None:
-    assert list(planned()) == ["tokenizer-0", "decode-0", "gateway-0"]
+def test_a_small_stack_is_one_mixed_worker_and_one_of_each_service() -> None:
+    assert list(planned()) == ["tokenizer-0", "kvstore-0", "router-0", "mixed-0", "gateway-0"]
 
 
-def test_replicas_are_numbered_and_gateways_take_consecutive_ports() -> None:
-    specs = planned(mixed=2, tokenizer=2, gateway=3, port=9000)
-    assert list(specs) == ["tokenizer-0", "tokenizer-1", "decode-0", "decode-1", "gateway-0", "gateway-1", "gateway-2"]
+def test_replicas_are_numbered_by_role_and_gateways_take_consecutive_ports() -> None:
+    specs = planned(prefill=2, decode=2, mixed=1, kvstore=2, router=2, tokenizer=2, gateway=3, port=9000)
+    assert list(specs) == [
+        "tokenizer-0", "tokenizer-1", "kvstore-0", "kvstore-1", "router-0", "router-1", "prefill-0", "prefill-1",
+        "decode-0", "decode-1", "mixed-0", "gateway-0", "gateway-1", "gateway-2"]
     assert [flag(specs[f"gateway-{i}"], "--port") for i in range(3)] == ["9000", "9001", "9002"]
     assert flag(specs["decode-1"], "--port") == "0"
+    assert flag(specs["decode-1"], "--service-id") == "decode-1"
+
+
+@pytest.mark.parametrize(("prefill", "decode", "mixed"), [(0, 0, 1), (1, 0, 0), (0, 1, 0), (2, 3, 0)])
+def test_a_stack_whose_roles_are_apart_has_a_mixed_worker_only_when_asked(
+    prefill: int, decode: int, mixed: int,
+) -> None:
+    assert default_mixed(prefill, decode) == mixed
+
+
+def test_decode_and_mixed_workers_are_one_service_in_two_roles() -> None:
+    asked: list[tuple[str, str]] = []
+
+    def note(service: str, service_id: str) -> Gate:
+        asked.append((service, service_id))
+        return gate(service, service_id)
+
+    options = StackOptions(MODEL, Path("/state"), prefill=1, decode=1, mixed=1)
+    specs = {s.name: s for s in service_specs(options, SHM, "nats://n:1", "redis://r:2/0", note)}
+    assert [specs[name].argv[2] for name in ("prefill-0", "decode-0", "mixed-0", "kvstore-0", "router-0")] == [
+        "prefill_svc", "decode_svc", "decode_svc", "kvstore_svc", "router_svc"]
+    assert (flag(specs["decode-0"], "--role"), flag(specs["mixed-0"], "--role")) == ("decode", "mixed")
+    assert "--role" not in specs["prefill-0"].argv
+    assert {("prefill", "prefill-0"), ("decode", "decode-0"), ("decode", "mixed-0")} <= set(asked)
+    assert specs["mixed-0"].env["SHOAL_DECODE_NATS_URL"] == "nats://n:1"
+
+
+def test_workers_and_stores_share_one_folder_in_memory_and_each_store_has_its_own_file_on_disk() -> None:
+    specs = planned(prefill=1, decode=1, mixed=1, kvstore=2, kvstore_dram_bytes=1 << 20, kvstore_ssd_bytes=1 << 21)
+    assert {flag(specs[name], "--shm-dir") for name in ("prefill-0", "decode-0", "mixed-0", "kvstore-0", "kvstore-1")
+            } == {str(SHM)}
+    assert [flag(specs[f"kvstore-{i}"], "--ssd-path") for i in range(2)] == [
+        "/state/kvstore-0.ssd", "/state/kvstore-1.ssd"]
+    assert flag(specs["kvstore-0"], "--dram-bytes") == str(1 << 20)
+    assert flag(specs["kvstore-0"], "--ssd-bytes") == str(1 << 21)
+
+
+def test_a_forced_transport_is_told_to_whoever_receives_the_kv() -> None:
+    specs = planned(prefill=1, decode=1, mixed=1, transport="grpc")
+    assert flag(specs["decode-0"], "--transport") == flag(specs["mixed-0"], "--transport") == "grpc"
+    assert "--transport" not in specs["prefill-0"].argv + planned()["mixed-0"].argv
 
 
 def test_workers_and_tokenizers_serve_the_model_under_its_folder_name() -> None:
     specs = planned()
-    assert flag(specs["decode-0"], "--model-name") == "Tiny-1M"
-    assert flag(specs["decode-0"], "--model-path") == str(MODEL)
+    assert flag(specs["mixed-0"], "--model-name") == "Tiny-1M"
+    assert flag(specs["mixed-0"], "--model-path") == str(MODEL)
     assert flag(specs["tokenizer-0"], "--models") == f"Tiny-1M={MODEL}"
 
 
 def test_engine_flags_reach_the_workers_only() -> None:
-    specs = planned(engine_flags={"max_num_seqs": "8"}, runner="mock-hash")
-    assert flag(specs["decode-0"], "--max-num-seqs") == "8"
-    assert flag(specs["decode-0"], "--runner") == "mock-hash"
-    assert "--max-num-seqs" not in specs["gateway-0"].argv + specs["tokenizer-0"].argv
+    specs = planned(prefill=1, decode=1, mixed=1, engine_flags={"max_num_seqs": "8"}, runner="mock-hash")
+    for name in ("prefill-0", "decode-0", "mixed-0"):
+        assert flag(specs[name], "--max-num-seqs") == "8"
+        assert flag(specs[name], "--runner") == "mock-hash"
+    others = [part for name, spec in specs.items() if name.startswith(("gateway", "tokenizer", "kvstore", "router"))
+              for part in spec.argv]
+    assert "--max-num-seqs" not in others
 
 
 def test_urls_and_keys_are_passed_by_environment_not_on_the_command_line() -> None:
     specs = planned(api_key="sesame")
     assert specs["gateway-0"].env["SHOAL_GATEWAY_API_KEYS"] == "sesame"
-    assert "SHOAL_GATEWAY_API_KEYS" not in specs["decode-0"].env
-    assert specs["decode-0"].env["SHOAL_DECODE_REDIS_URL"] == "redis://r:2/0"
+    assert "SHOAL_GATEWAY_API_KEYS" not in specs["mixed-0"].env
+    assert specs["mixed-0"].env["SHOAL_DECODE_REDIS_URL"] == "redis://r:2/0"
     for spec in specs.values():
         assert not any("sesame" in part or "://" in part for part in spec.argv)
 
@@ -66,9 +113,10 @@ def test_every_process_is_told_to_use_one_thread() -> None:
     assert {spec.env["OMP_NUM_THREADS"] for spec in planned().values()} == {"1"}
 
 
-def test_gateways_stop_before_workers_and_workers_before_tokenizers() -> None:
-    specs = planned()
-    assert specs["gateway-0"].rank > specs["decode-0"].rank > specs["tokenizer-0"].rank > 0
+def test_each_stops_before_those_that_it_needs() -> None:
+    rank = {name.rsplit("-", 1)[0]: spec.rank for name, spec in planned(prefill=1, decode=1, mixed=1).items()}
+    assert rank["gateway"] > rank["decode"] == rank["mixed"] > rank["prefill"]
+    assert rank["prefill"] > rank["kvstore"] == rank["router"] == rank["tokenizer"] > 0
 
 
 def test_a_service_gets_its_whole_drain_limit_before_it_is_killed() -> None:
@@ -78,7 +126,11 @@ def test_a_service_gets_its_whole_drain_limit_before_it_is_killed() -> None:
 
 
 @pytest.mark.parametrize(("changes", "named"), [
-    ({"mixed": 0}, "--mixed must be 1 to 64, got 0"),
+    ({"mixed": 65}, "--mixed must be 0 to 64, got 65"),
+    ({"mixed": 0}, "nobody would decode: --decode or --mixed must be at least 1"),
+    ({"mixed": 0, "prefill": 2}, "nobody would decode: --decode or --mixed must be at least 1"),
+    ({"tokenizer": 0}, "--tokenizer must be 1 to 64, got 0"),
+    ({"transport": "rdma"}, "--transport must be one of auto, shm, grpc; got 'rdma'"),
     ({"gateway": 65}, "--gateway must be 1 to 64, got 65"),
     ({"port": 65535, "gateway": 2}, "goes beyond 65535"),
     ({"runner": "cuda"}, "--runner must be one of torch, mock-echo, mock-hash; got 'cuda'"),

@@ -1,49 +1,14 @@
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
 
-from common.errors import NotFound, Unavailable
-from common.service_record import ServiceRecord
+from common.errors import NotFound
 from stack import status
-from stack.state_file import ProcessState
-
-
-@pytest.fixture(autouse=True)
-def metrics(monkeypatch: pytest.MonkeyPatch) -> None:
-    def scrape(address: str) -> dict[str, float]:
-        if address == "dead:1":
-            raise Unavailable("no metrics")
-        return {"shoal_requests_running": 2.0, "unrelated": 1.0}
-
-    monkeypatch.setattr(status, "scrape", scrape)
-
-
-def record(service_id: str, metrics_address: str = "live:1", state: str = "ready") -> ServiceRecord:
-    return ServiceRecord("decode", service_id, "i", "a:1", metrics_address, ("m",), "mixed", state=state)
-
-
-def test_a_registered_service_is_up_with_its_load_and_restarts() -> None:
-    (row,) = status.rows_of([record("decode-0")], {"decode-0": ProcessState("ready", 1, 3)})
-    assert (row.up, row.state, row.load, row.restarts, row.models) == (True, "ready", {"running": 2.0}, 3, ("m",))
-
-
-def test_a_service_whose_metrics_do_not_answer_is_down() -> None:
-    (row,) = status.rows_of([record("decode-0", "dead:1")], {})
-    assert (row.up, row.state) == (False, "no metrics")
-
-
-def test_a_dead_process_is_down_although_its_lease_still_stands() -> None:
-    (row,) = status.rows_of([record("decode-0")], {"decode-0": ProcessState("down")})
-    assert (row.up, row.state) == (False, "down")
-
-
-def test_a_process_that_is_not_registered_is_listed_as_down() -> None:
-    rows = status.rows_of([], {"decode-0": ProcessState("ready", 7), "nats": ProcessState("ready", 8)})
-    assert [(row.service, row.service_id, row.state, row.up) for row in rows] == [
-        ("decode", "decode-0", "not registered", False)]
+from stack.service_rows import Row
 
 
 def test_servers_that_do_not_answer_are_down(capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,3 +20,28 @@ def test_servers_that_do_not_answer_are_down(capsys: pytest.CaptureFixture[str])
 def test_without_a_stack_there_is_nothing_to_report(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="no stack runs here"):
         status.print_status(tmp_path, "", "", as_json=False)
+
+
+def test_the_table_shows_role_transports_tiers_and_what_a_router_lacks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = [
+        Row("decode", "mixed-0", "ready", True, "a:1", ("m",), "mixed", ("shm", "grpc"), load={"running": 2.0}),
+        Row("kvstore", "kvstore-0", "ready", True, capacity={"dram_bytes": 1 << 21, "slots": 9},
+            tiers={"dram": {"blocks": 12, "bytes": 3 << 19}}),
+        Row("router", "router-0", "degraded", True, lacks=("nats",)),
+    ]
+
+    async def look(*_: object) -> list[Row]:
+        await asyncio.sleep(0)
+        return rows
+
+    monkeypatch.setattr(status, "_look", look)
+    assert status.print_status(None, "redis://r:1/0", "", as_json=False)
+    head, worker, store, router = capsys.readouterr().out.splitlines()
+    assert head.split() == ["id", "state", "address", "models", "role", "transports", "load", "tiers", "capacity",
+                            "restarts"]
+    assert worker.split() == ["mixed-0", "ready", "a:1", "m", "mixed", "shm,", "grpc", "running", "2"]
+    assert store.split() == ["kvstore-0", "ready", "dram", "12", "blocks", "1.5", "MiB", "dram", "2.0", "MiB,",
+                             "slots", "9"]
+    assert "degraded: without nats" in router
