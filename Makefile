@@ -8,12 +8,15 @@ STAMP := .venv/.installed
 TORCH_INDEX := $(if $(shell command -v nvidia-smi)$(PIP_FIND_LINKS)$(PIP_INDEX_URL)$(PIP_EXTRA_INDEX_URL),, \
 	--extra-index-url https://download.pytorch.org/whl/cpu)
 
-.PHONY: up test check smoke clean
+.PHONY: up test test-all check smoke clean
 
 up: $(STAMP)
 	exec $(BIN)/shoal up
 
 test: $(STAMP)
+	$(BIN)/python -m pytest -m 'not full'
+
+test-all: $(STAMP)
 	$(BIN)/python -m pytest
 
 smoke: $(STAMP)

@@ -148,10 +148,6 @@ class MemoryBus:
             await handler(subject, payload)
         self._followers[stream.name].append(handler)
 
-    def forget(self, stream: Stream) -> None:
-        """Lose what is kept, as a restarted server does."""
-        self._kept[stream.name].clear()
-
     async def close(self) -> None:
         self._handlers.clear()
         self._followers.clear()

@@ -60,6 +60,7 @@ class DecodeService:
         self._store = KvStoreClient(self._directory, self._shm_dir)
         self._worker: DecodeWorker | None = None
         self._kv: WorkerKv | None = None
+        self._receiver: Receiver | None = None
         self._metrics: list[EngineMetrics | TransferMetrics] = []
         self._reporting: asyncio.Task[None] | None = None
 
@@ -78,7 +79,7 @@ class DecodeService:
         landings = Landings(self._shm_dir, self._host.service_id, self._host.incarnation, loaded.core.block_bytes)
         prefill_pb2_grpc.add_KvTransferServicer_to_server(KvTransferServicer(landings), self._host.server)
         landings.address = await self._host.listen()
-        receiver = Receiver(worker.engine, PrefillClient(self._channels), landings.open, loaded.fingerprint,
+        receiver = self._receiver = Receiver(worker.engine, PrefillClient(self._channels), landings.open, loaded.fingerprint,
                             stall_s=config.handoff_stall_s)
         admission = KvAdmission(worker.engine, kv.loader, receiver, self._find_route, block_size=config.block_size,
                                 timeout_s=config.handoff_timeout_s)
@@ -141,9 +142,15 @@ class DecodeService:
             role=self._config.role, num_running=stats.num_running, num_waiting=stats.num_waiting,
             num_blocks=stats.num_blocks, num_free_blocks=stats.num_free_blocks,
             num_waiting_tokens=stats.num_waiting_tokens, num_awaiting_transfer_blocks=stats.num_awaiting_blocks,
-            step_s=stats.step_s, prefill_tokens_per_s=stats.prefill_tokens_per_s,
+            step_s=stats.step_s, transfer_bytes_per_s=self._transfer_rate(), prefill_tokens_per_s=stats.prefill_tokens_per_s,
             num_preemptions=stats.num_preemptions, num_leaked_blocks=stats.num_leaked_blocks,
             sent_at_unix_ms=int(time.time() * 1000))
+
+    def _transfer_rate(self) -> float:
+        """Bytes per second of the hand-offs so far; 0 while there were none."""
+        counts = self._receiver.counts.values() if self._receiver is not None else ()
+        seconds = sum(c.seconds for c in counts)
+        return sum(c.num_bytes for c in counts) / seconds if seconds else 0.0
 
     async def _report_load(self) -> None:
         subject = f"{LOAD_SUBJECT}.{self._host.service_id}"

@@ -77,14 +77,18 @@ class BlockManager:
         `hit` becomes the head of an empty table; its blocks are shared, not copied.
         """
         missing = self.num_blocks(num_slots) - len(request.block_ids) - len(hit.block_ids)
-        if missing <= 0 and not hit.block_ids:
+        if not hit.block_ids:
+            if missing > self._pool.num_grantable:
+                return False
+            if missing > 0:
+                request.block_ids += self._pool.take(missing)
             return True
         revived = sum(self._pool.is_grantable(block_id) for block_id in hit.block_ids)
         if missing > self._pool.num_grantable - revived:
             return False
         self._pool.share(hit.block_ids)
-        request.num_public_blocks += len(hit.block_ids)
-        request.block_ids += hit.block_ids + self._pool.take(missing)
+        request.num_public_blocks = len(hit.block_ids)
+        request.block_ids = hit.block_ids + self._pool.take(missing)
         return True
 
     def commit(self, request: Request) -> None:

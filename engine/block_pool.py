@@ -84,16 +84,17 @@ class BlockPool:
         """Grant `num` blocks with one reference each; evicts cached content where needed."""
         if num > len(self._grantable):
             raise LedgerError(f"{num} blocks asked for, {len(self._grantable)} grantable")
-        taken = tuple(self._grantable.popitem(last=False)[0] for _ in range(num))
-        gone = []
-        for block_id in taken:
+        taken, gone = [], []
+        for _ in range(num):
+            block_id, _ = self._grantable.popitem(last=False)
+            taken.append(block_id)
             self._references[block_id] = 1
             block_hash = self._hash_of[block_id]
             if block_hash is not None and self._drop_hash(block_id):
                 gone.append(block_hash)
         if gone:
             self._record(BlockRemoved(tuple(gone)))
-        return taken
+        return tuple(taken)
 
     def share(self, block_ids: Iterable[int]) -> None:
         """Add one reference to each; a cached block leaves the free queue."""
@@ -135,9 +136,12 @@ class BlockPool:
         for block_id, block_hash in zip(block_ids, hashes, strict=True):
             if self._references[block_id] == 0 or self._hash_of[block_id] is not None:
                 raise LedgerError(f"block {block_id} cannot be published: free, or published before")
-            holders = self._holders.get(block_hash, ())
-            is_new = is_new or not holders
             self._hash_of[block_id] = block_hash
+            holders = self._holders.get(block_hash)
+            if holders is None:
+                is_new = True
+                self._holders[block_hash] = (block_id,)
+                continue
             self._holders[block_hash] = (*holders, block_id)
             for twin in holders:
                 if self._references[twin] == 0:

@@ -179,11 +179,11 @@ class EngineCore:
             started = self._clock()
             plan = self._scheduler.schedule(started)
             self._forget_departed()
-            result = self._runner.execute(plan) if plan.rows else StepResult(plan.step_id, ())
+            result = self._runner.execute(plan) if plan.num_rows else StepResult(plan.step_id, ())
             outputs = self._scheduler.update(plan, result)
             self._forget_departed()
-            self._is_stalled = not plan.rows and not outputs
-            if plan.rows:
+            self._is_stalled = not plan.num_rows and not outputs
+            if plan.num_rows:
                 self._meter.add(self._clock() - started, plan)
             return outputs
         except Exception as exc:

@@ -53,7 +53,7 @@ class TorchRunner:
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute every row's KV and draw a token for each row that samples."""
-        drawn: list[int | None] = [None] * len(plan.rows)
+        drawn: list[int | None] = [None] * plan.num_rows
         indices, logits = self.logits(plan)
         for index, row_logits in zip(indices, logits.numpy(), strict=True):
             row = plan.rows[index]
@@ -63,7 +63,7 @@ class TorchRunner:
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> tuple[list[int], torch.Tensor]:
         """Compute the plan's KV; the indices of the rows that sample and their logits [rows, vocab] float32."""
-        if not plan.rows:
+        if not plan.num_rows:
             return [], torch.empty(0, self.vocab_size)
         batch = build_batch(plan, self.cache.block_size)
         attention = CpuAttention(self.cache, batch.rows, torch.from_numpy(batch.slot_mapping))

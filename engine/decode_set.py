@@ -10,9 +10,10 @@ follows its members, instead of one built anew in each step, is vLLM's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections import deque
+from collections.abc import Iterable, Sequence
 from itertools import repeat
-from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,9 @@ import numpy as np
 from common.sampling_params import SamplingParams
 from engine.outputs import RequestOutput
 from engine.request import Request
-from engine.step import PlannedRow
+from engine.step import DecodeRows
 
-_LENGTH, _PROMPT, _CACHED, _LIMIT = range(4)  # columns of `_counts`: tokens known, of prompt, cached, known at the end
-_last_token = itemgetter(-1)
-_block_ids = attrgetter("block_ids")
+_LENGTH, _PROMPT, _LIMIT = range(3)  # rows of `_counts`: tokens known now, of the prompt, and known at the end
 
 
 class DecodeSet:
@@ -34,26 +33,35 @@ class DecodeSet:
         self._block_size = block_size
         self._eos = eos_token_ids
         self._watched = set(eos_token_ids)  # stop tokens of members, or of earlier ones since the set was last empty
+        self._counts = np.zeros((3, capacity), np.int64)
         self._requests: list[Request] = []
         self._ids: list[str] = []
-        self._tokens: list[list[int]] = []  # the requests' own lists
         self._params: list[SamplingParams] = []
+        self._num_prompt: list[int] = []
+        self._num_cached: list[int] = []
         self._queue_s: list[float] = []
-        self._columns: tuple[list[Any], ...] = (self._requests, self._ids, self._tokens, self._params, self._queue_s)
-        self._counts = np.zeros((4, capacity), np.int64)
+        self._tokens: list[array[int]] = []  # the requests' own
+        self._block_ids: list[tuple[int, ...]] = []
+        self._last_tokens: list[int] = []
+        self._num_computed: list[int] = []
+        self._num_outputs: list[int] = []
+        self._columns: tuple[list[Any], ...] = (
+            self._requests, self._ids, self._params, self._num_prompt, self._num_cached, self._queue_s, self._tokens,
+            self._block_ids, self._last_tokens, self._num_computed, self._num_outputs)
 
     def __len__(self) -> int:
         return len(self._requests)
 
-    def add(self, request: Request, max_tokens: int) -> None:
-        """Take in an admitted request with one pending token that ends when `max_tokens` of its tokens are known."""
-        request.seat = seat = len(self._requests)
-        self._requests.append(request)
-        self._ids.append(request.request_id)
-        self._tokens.append(request.token_ids)
-        self._params.append(request.params)
-        self._queue_s.append(request.queue_s)
-        self._counts[:, seat] = request.num_tokens, request.num_prompt_tokens, request.num_cached_tokens, max_tokens
+    def add(self, request: Request, last_length: int) -> None:
+        """Take in an admitted request with one pending token that ends when `last_length` of its tokens are known."""
+        request.seat = len(self._requests)
+        self._counts[:, request.seat] = request.num_tokens, request.num_prompt_tokens, last_length
+        values = (
+            request, request.request_id, request.params, request.num_prompt_tokens, request.num_cached_tokens,
+            request.queue_s, request.token_ids, request.block_ids, request.token_ids[-1],
+            request.num_computed_tokens, request.num_output_tokens)
+        for column, value in zip(self._columns, values, strict=True):
+            column.append(value)
         self._watched.update(request.params.stop_token_ids)
 
     def remove(self, request: Request) -> None:
@@ -70,32 +78,34 @@ class DecodeSet:
     def at_block_end(self) -> list[Request]:
         """Members whose computed tokens are whole blocks: the last one has just been filled, the next one is needed."""
         lengths = self._counts[_LENGTH, : len(self)]
-        return [self._requests[seat] for seat in np.flatnonzero((lengths - 1) % self._block_size == 0)]
+        return [self._requests[seat] for seat in np.flatnonzero((lengths - 1) % self._block_size == 0).tolist()]
 
-    def rows(self) -> list[PlannedRow]:
-        """Every member's pending token, by seat."""
-        counts = self._counts[:, : len(self)]
-        starts, output_positions = counts[_LENGTH] - 1, counts[_LENGTH] - counts[_PROMPT]
-        return PlannedRow.of_columns(
-            self._ids, zip(map(_last_token, self._tokens), strict=False), starts.tolist(),
-            map(_block_ids, self._requests), repeat(True), output_positions.tolist(), self._params)
+    def rows(self, grown: Iterable[Request]) -> DecodeRows:
+        """Every member's pending token, by seat. `grown`: all members whose block table is new since the last call."""
+        for request in grown:
+            if request.seat >= 0:
+                self._block_ids[request.seat] = request.block_ids
+        return DecodeRows(
+            self._ids.copy(), self._last_tokens.copy(), self._num_computed.copy(), self._block_ids.copy(),
+            self._num_outputs.copy(), self._params.copy())
 
     def advance(self, token_ids: Sequence[int]) -> list[RequestOutput]:
         """The pending tokens are computed and `token_ids`, by seat, were drawn; the outputs, by seat."""
-        for tokens, token_id in zip(self._tokens, token_ids, strict=True):
-            tokens.append(token_id)
-        counts = self._counts[:, : len(self)]
-        counts[_LENGTH] += 1
-        num_outputs, num_computed = counts[_LENGTH] - counts[_PROMPT], counts[_LENGTH] - 1
+        deque(map(array.append, self._tokens, token_ids), maxlen=0)
+        lengths, num_prompt, _ = self._counts[:, : len(self)]
+        self._num_computed[:] = lengths.tolist()
+        lengths += 1
+        self._num_outputs[:] = (lengths - num_prompt).tolist()
+        self._last_tokens[:] = token_ids
         nothing = repeat(None)
         return RequestOutput.of_columns(
-            self._ids, zip(token_ids, strict=False), nothing, nothing, counts[_PROMPT].tolist(),
-            counts[_CACHED].tolist(), num_outputs.tolist(), nothing, self._queue_s, num_computed.tolist())
+            self._ids, zip(token_ids, strict=False), nothing, nothing, self._num_prompt, self._num_cached,
+            self._num_outputs, nothing, self._queue_s, self._num_computed)
 
     def may_end(self, token_ids: Sequence[int]) -> list[Request]:
         """After `advance`: at least all members that end with the token they just drew."""
-        counts = self._counts[:, : len(self)]
-        seats = set(np.flatnonzero(counts[_LENGTH] >= counts[_LIMIT]).tolist())
+        lengths, _, limits = self._counts[:, : len(self)]
+        seats = set(np.flatnonzero(lengths >= limits).tolist())
         if not self._watched.isdisjoint(token_ids):
             seats.update(seat for seat, token_id in enumerate(token_ids) if token_id in self._watched)
         return [self._requests[seat] for seat in seats]

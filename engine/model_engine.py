@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from engine.worker_config import WorkerConfig
 log = logs.get(__name__)
 
 MAX_KV_EVENTS = 65_536  # that a worker may leave undrained
+_GC_THRESHOLDS = (50_000, 20, 20)  # of the three generations; Python's are 700, 10, 10
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 
 
@@ -45,12 +47,24 @@ class ModelEngine:
         engine_config = _engine_config(config, shape, fingerprint)
         runner = _runner(config, engine_config, folder, shape)
         scheme = HashScheme(hash_key, model, fingerprint.revision, fingerprint.dtype, config.block_size)
+        _spare_collector()
         log.info("model_loaded", model=model, revision=fingerprint.revision, runner=config.runner,
                  seconds=round(time.monotonic() - started, 2), num_blocks=engine_config.num_blocks)
         core = EngineCore(engine_config, runner, scheme, max_kv_events=MAX_KV_EVENTS)
         return ModelEngine(core, fingerprint, {
             "num_blocks": engine_config.num_blocks, "max_num_seqs": engine_config.max_num_seqs,
             "max_model_len": engine_config.max_model_len})
+
+
+def _spare_collector() -> None:
+    """Keep Python's garbage collector out of the steps.
+
+    What is loaded by now lives as long as the process, and a step makes thousands of objects that die with it by
+    reference count: at the default thresholds these would have the collector walk over everything again and again.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_GC_THRESHOLDS)
 
 
 def _engine_config(config: WorkerConfig, shape: ModelConfig, fingerprint: Fingerprint) -> EngineConfig:

@@ -16,6 +16,7 @@ has all its blocks from admission on and is never preempted.
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -66,7 +67,8 @@ class Request:
         self.deadline = math.inf if asked.deadline is None else asked.deadline
         self.arrived_at = arrived_at
         self.first_admitted_at: float | None = None
-        self.token_ids = [*asked.prompt_token_ids, *asked.output_token_ids]  # prompt, then outputs
+        self.token_ids = array("I", asked.prompt_token_ids)  # prompt, then outputs; 4 bytes each, nothing for the GC
+        self.token_ids.extend(asked.output_token_ids)
         self.num_prompt_tokens = len(asked.prompt_token_ids)
         self.num_pending_tokens = len(self.token_ids)  # known and not computed; at least 1 while the request lives
         self.num_cached_tokens = 0  # of the prompt, as of the first admission
@@ -118,10 +120,11 @@ class Request:
 
     def grow_hashes(self, scheme: HashScheme, num_blocks: int) -> None:
         """Make `block_hashes` cover the first `num_blocks` blocks, all of whose tokens are known."""
-        size = scheme.block_size
-        for index in range(len(self.block_hashes), num_blocks):
-            parent = self.block_hashes[-1] if index else self.root
-            self.block_hashes.append(scheme.extend(parent, self.token_ids[index * size : (index + 1) * size]))
+        size, hashes = scheme.block_size, self.block_hashes
+        parent = hashes[-1] if hashes else self.root
+        for start in range(len(hashes) * size, num_blocks * size, size):
+            parent = scheme.extend(parent, self.token_ids[start : start + size])
+            hashes.append(parent)
 
     @property
     def queue_s(self) -> float:

@@ -30,12 +30,14 @@ from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import chain
+from typing import cast
 
 from common.errors import DeadlineExceeded, InvalidRequest, Overloaded, ShoalError
 from engine.block_manager import BlockManager
 from engine.block_pool import LedgerError
 from engine.config import EngineConfig
 from engine.decode_set import DecodeSet
+from engine.finish_rule import FinishRule
 from engine.outputs import EngineStats, FinishReason, RequestOutput
 from engine.request import Request, RequestStatus
 from engine.step import PlannedRow, StepPlan, StepResult
@@ -50,7 +52,8 @@ class Scheduler:
     def __init__(self, config: EngineConfig, blocks: BlockManager, eos_token_ids: frozenset[int]) -> None:
         self._config = config
         self._blocks = blocks
-        self._eos = eos_token_ids
+        self.max_total_tokens = min(config.max_model_len, config.num_blocks * config.block_size)
+        self._finish_rule = FinishRule(eos_token_ids, self.max_total_tokens)
         self._live: dict[str, Request] = {}
         self._running: OrderedDict[str, Request] = OrderedDict()  # = members of `_decoding` and `_prefilling`
         self._decoding = DecodeSet(config.max_num_seqs, config.block_size, eos_token_ids)
@@ -64,7 +67,6 @@ class Scheduler:
         self._counts = EngineStats()
         self._now = 0.0  # of the step being planned
         self._next_deadline = math.inf  # none passes before
-        self.max_total_tokens = min(config.max_model_len, config.num_blocks * config.block_size)
 
     def __contains__(self, request_id: str) -> bool:
         """Whether the id is live, in any state. May be asked from any thread."""
@@ -170,23 +172,22 @@ class Scheduler:
         if now >= self._next_deadline:
             self._end_overdue(now)
         self._run_ready()
-        self._grow_decoding()
-        rows = self._decoding.rows()
-        num_decode_rows = len(rows)
-        budget = self._plan_chunks(rows, self._config.max_num_batched_tokens - num_decode_rows)
-        self._admit(rows, budget)
+        decode = self._decoding.rows(self._grow_decoding())
+        chunks: list[PlannedRow] = []
+        budget = self._plan_chunks(chunks, self._config.max_num_batched_tokens - len(decode))
+        self._admit(chunks, budget)
         if self._waiting and not (self._running or self._transfers or self._blocks.num_pinned):
             raise LedgerError("a waiting request does not fit although nothing is running: blocks have leaked")
-        self._counts.num_steps += bool(rows)
-        return StepPlan(self._counts.num_steps, rows, num_decode_rows)
+        self._counts.num_steps += bool(decode or chunks)
+        return StepPlan(self._counts.num_steps, chunks, decode)
 
     def update(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
         """Take in a retired step: progress, public hashes, drawn tokens, finished requests."""
-        _check_result(plan, result)
+        plan.check(result)
         outputs, self._due_outputs = self._due_outputs, []
-        num_decode_rows = plan.num_decode_rows
-        outputs += self._take_decoded([t for t in result.token_ids[:num_decode_rows] if t is not None])
-        for row, token_id in zip(plan.rows[num_decode_rows:], result.token_ids[num_decode_rows:], strict=True):
+        num_decoded = len(plan.decode)
+        outputs += self._take_decoded(cast("Sequence[int]", result.token_ids[:num_decoded]))
+        for row, token_id in zip(plan.chunks, result.token_ids[num_decoded:], strict=True):
             output = self._take_chunk(self._prefilling[row.request_id], len(row.token_ids), token_id)
             if output is not None:
                 outputs.append(output)
@@ -208,19 +209,22 @@ class Scheduler:
             self._run(request)
             self._sort_in(request)
 
-    def _grow_decoding(self) -> None:
-        for request in self._decoding.at_block_end():
+    def _grow_decoding(self) -> list[Request]:
+        """Blocks for all pending tokens that need a new one; these requests, of which some may be preempted."""
+        growing = self._decoding.at_block_end()
+        for request in growing:
             if request.status is RequestStatus.RUNNING:  # and no victim of one before it
                 self._make_room(request)
+        return growing
 
-    def _plan_chunks(self, rows: list[PlannedRow], budget: int) -> int:
+    def _plan_chunks(self, chunks: list[PlannedRow], budget: int) -> int:
         for request in self._prefilling.values():
             if budget == 0:
                 break
-            budget -= _plan_chunk(request, rows, budget)
+            budget -= _plan_chunk(request, chunks, budget)
         return budget
 
-    def _admit(self, rows: list[PlannedRow], budget: int) -> None:
+    def _admit(self, chunks: list[PlannedRow], budget: int) -> None:
         self._is_short = False
         while budget > 0 and self._waiting and len(self._running) < self._config.max_num_seqs:
             request = next(iter(self._waiting.values()))
@@ -237,7 +241,7 @@ class Scheduler:
                 self._hold(request)
                 continue
             self._run(request)
-            budget -= _plan_chunk(request, rows, budget)
+            budget -= _plan_chunk(request, chunks, budget)
 
     def _run(self, request: Request) -> None:
         request.status = RequestStatus.RUNNING
@@ -247,8 +251,7 @@ class Scheduler:
         """Let a running request decode once a single token is pending."""
         if request.num_pending_tokens == 1 and not request.prefill_only:
             del self._prefilling[request.request_id]
-            self._decoding.add(
-                request, min(request.num_prompt_tokens + request.params.max_tokens, self.max_total_tokens))
+            self._decoding.add(request, self._finish_rule.last_length(request))
 
     def _hold(self, request: Request) -> None:
         """All KV of a `prefill_only` request is made; it is in no table now."""
@@ -282,7 +285,7 @@ class Scheduler:
         self._counts.num_preemptions += 1
         return victim
 
-    def _take_decoded(self, token_ids: list[int]) -> list[RequestOutput]:
+    def _take_decoded(self, token_ids: Sequence[int]) -> list[RequestOutput]:
         """One drawn token of each decoding request, by seat."""
         self._counts.num_generated_tokens += len(token_ids)
         outputs = self._decoding.advance(token_ids)
@@ -314,18 +317,10 @@ class Scheduler:
         return request.output() if request.prefill_only else None
 
     def _finish_or_go_on(self, request: Request, token_id: int) -> RequestOutput:
-        reason = self._finish_reason(request, token_id)
+        reason = self._finish_rule.reason(request, token_id)
         if reason is None:
             return request.output((token_id,))
         return self._end(request, reason, (token_id,), token_id if reason is FinishReason.STOP else None)
-
-    def _finish_reason(self, request: Request, token_id: int) -> FinishReason | None:
-        params = request.params
-        if (token_id in self._eos and not params.ignore_eos) or token_id in params.stop_token_ids:
-            return FinishReason.STOP
-        if request.num_output_tokens >= params.max_tokens or request.num_tokens >= self.max_total_tokens:
-            return FinishReason.LENGTH
-        return None
 
     def _end_overdue(self, now: float) -> None:
         timed = [request for request in self.live() if _has_deadline(request)]
@@ -375,9 +370,9 @@ class Scheduler:
         return request
 
 
-def _plan_chunk(request: Request, rows: list[PlannedRow], budget: int) -> int:
+def _plan_chunk(request: Request, chunks: list[PlannedRow], budget: int) -> int:
     start, num_tokens = request.num_computed_tokens, min(request.num_due_tokens, budget)
-    rows.append(PlannedRow(
+    chunks.append(PlannedRow(
         request.request_id, request.token_ids[start : start + num_tokens], start, request.block_ids,
         start + num_tokens == request.num_tokens, request.num_output_tokens, request.params))
     return num_tokens
@@ -388,16 +383,6 @@ def _has_deadline(request: Request) -> bool:
     if request.status in (RequestStatus.AWAITING_KV, RequestStatus.HELD):
         return False
     return not request.prefill_only or request.status is RequestStatus.WAITING
-
-
-def _check_result(plan: StepPlan, result: StepResult) -> None:
-    if result.step_id != plan.step_id or len(result.token_ids) != len(plan.rows):
-        raise ValueError(
-            f"result of step {result.step_id} with {len(result.token_ids)} rows, "
-            f"expected step {plan.step_id} with {len(plan.rows)}")
-    for row, token_id in zip(plan.rows, result.token_ids, strict=True):
-        if row.samples != (token_id is not None):
-            raise ValueError(f"request {row.request_id}: samples is {row.samples}, but token {token_id} was drawn")
 
 
 def _no_room(why: str) -> Overloaded:

@@ -16,9 +16,9 @@ class StepMeter:
         self.prefill_tokens_per_s = 0.0
 
     def add(self, seconds: float, plan: StepPlan) -> None:
-        """A step with work took `seconds`; its tokens beyond the decode rows are prompt tokens."""
+        """A step with work took `seconds`; the tokens of its chunks are prompt tokens."""
         self.step_s = _smoothed(self.step_s, seconds)
-        num_prompt_tokens = sum(len(row.token_ids) for row in plan.rows[plan.num_decode_rows :])
+        num_prompt_tokens = plan.num_tokens - len(plan.decode)
         if num_prompt_tokens >= _MIN_PROMPT_TOKENS and seconds > 0:
             self.prefill_tokens_per_s = _smoothed(self.prefill_tokens_per_s, num_prompt_tokens / seconds)
 

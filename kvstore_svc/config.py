@@ -21,5 +21,5 @@ class KvStoreConfig(ServiceConfig):
     slab_bytes: int = Field(64 << 20, ge=1 << 12, description="blocks of one size lie in slabs; a quarter tier at most")
     max_lease_s: float = Field(30.0, gt=0, le=600, description="longest lease of a reader or writer")
     max_leased_fraction: float = Field(0.5, gt=0, le=1, description="part of the DRAM that readers may hold")
-    max_put_fraction: float = Field(0.25, gt=0, le=1, description="part of the DRAM that unfinished puts may hold")
+    max_put_fraction: float = Field(0.5, gt=0, le=1, description="part of the DRAM for unfinished puts; a writer: half")
     sweep_interval_s: float = Field(0.25, gt=0, le=60, description="how often ended leases are collected")

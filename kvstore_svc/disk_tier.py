@@ -7,6 +7,7 @@ may leave a header over a torn payload, which its checksum tells when it is read
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -73,9 +74,13 @@ class DiskTier:
             log.warning("ssd_tier_formatted", path=str(path), known=str(known), wanted=str(wanted))
         try:
             os.ftruncate(fd, 0)
+            room = os.fstatvfs(fd)
+            if room.f_bavail * room.f_frsize < wanted.num_bytes:  # asking the file system would first take all it has
+                raise OSError(errno.ENOSPC, f"{room.f_bavail * room.f_frsize} bytes are free")
             os.posix_fallocate(fd, 0, wanted.num_bytes)
             _write_all(fd, wanted.pack(), 0)
         except OSError as error:
+            os.ftruncate(fd, 0)
             raise ConfigError(f"ssd_bytes: cannot reserve {wanted.num_bytes} bytes for {path}: {error.strerror}",
                               param="ssd_bytes") from None
 

@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from common import logs
 from common.blocks.checksum import checksum
@@ -27,6 +27,8 @@ from kvstore_svc.slab_allocator import Slot, stride_of
 log = logs.get(__name__)
 Result = TypeVar("Result")
 
+MAX_WAITS: Final = 16  # for writes to end, to make room for one block
+
 
 class TierMover:
     """`start` before use, `stop` once: after it the file of the SSD tier is closed."""
@@ -37,6 +39,7 @@ class TierMover:
         self._dirty: deque[Block] = deque()  # each block once after its put: bounded by the DRAM
         self._wake = asyncio.Event()
         self._writing: set[Block] = set()
+        self._written_one = asyncio.Event()  # set, and replaced, when a block leaves `_writing`
         self._promoting = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self.num_corrupt = self.num_disk_errors = 0
@@ -73,18 +76,21 @@ class TierMover:
 
     async def hold_dram(self, num_bytes: int) -> Slot | None:
         """A DRAM slot for a block of this size, made free if need be; None when everything else is pinned."""
-        may_demote = self._pool.has_ssd
+        may_demote, num_waits = self._pool.has_ssd, 0
         while True:
             slot = self._pool.hold(Tier.DRAM, num_bytes)
             if slot is not None:
-                return self._reserved(slot, num_bytes)
+                return await self._reserved(slot, num_bytes)
             victim = self._pool.index.victim(Tier.DRAM, may_demote)
-            if victim is None:
-                return None
-            if Tier.SSD in victim.slots or not may_demote:
+            if victim is None:  # a block that is being written keeps its ancestors, but only for a moment
+                if not self._writing or num_waits == MAX_WAITS:
+                    return None
+                num_waits += 1
+                await self._written_one.wait()
+            elif Tier.SSD in victim.slots or not may_demote:
                 self._pool.evict(victim, Tier.DRAM)
             else:
-                may_demote = await self.demote(victim)
+                may_demote = await self._demote_chain(victim)
 
     async def promote(self, block: Block) -> bool:
         """Bring a pinned block into DRAM; False when it cannot be, or its bytes are wrong (then it is condemned)."""
@@ -122,12 +128,26 @@ class TierMover:
             written = await self._in_thread(self._written, slot, header, payload)
         finally:
             self._writing.discard(block)
+            self._written_one.set()
+            self._written_one = asyncio.Event()
             if written and not block.condemned:
                 self._pool.store(Tier.SSD, slot, block)
             else:
                 self._pool.give_back(Tier.SSD, slot)
             self._pool.unpin(block)
         return written
+
+    async def _demote_chain(self, block: Block) -> bool:
+        """Demote a block after its ancestors, so that a process that dies leaves no child on SSD without its parent."""
+        path = [block]
+        parent = self._pool.index.get(block.parent)
+        while parent is not None and Tier.SSD not in parent.slots:
+            path.append(parent)
+            parent = self._pool.index.get(parent.parent)
+        for each in reversed(path):
+            if not await self.demote(each):
+                return False
+        return True
 
     async def verify(self, block: Block) -> None:
         """A reader says that a pinned block is wrong: look, and condemn it if so."""
@@ -158,12 +178,18 @@ class TierMover:
             for slot in slots:
                 self._pool.give_back(Tier.SSD, slot)
 
-    def _reserved(self, slot: Slot, num_bytes: int) -> Slot | None:
+    async def _reserved(self, slot: Slot, num_bytes: int) -> Slot | None:
+        """The slot with memory behind it; None, and it is given back, when the host has no more."""
+        offset = self.offset(slot, num_bytes)
+        if self._segment.is_reserved(offset, num_bytes):
+            return slot
         try:
-            self._segment.reserve(self.offset(slot, num_bytes), num_bytes)
-        except Overloaded as error:
-            log.error("dram_tier_has_no_memory", error=error.message)
+            await self._in_thread(self._segment.reserve, offset, num_bytes)
+        except BaseException as error:
             self._pool.give_back(Tier.DRAM, slot)
+            if not isinstance(error, Overloaded):
+                raise
+            log.error("dram_tier_has_no_memory", error=error.message)
             return None
         return slot
 

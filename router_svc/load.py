@@ -42,6 +42,7 @@ class WorkerState:
     report: LoadReport
     report_age_s: float | None  # None: never reported
     max_num_batched_tokens: int = 512
+    answers: bool = True  # False: silent, and asked for its load in vain
     num_placed: int = 0  # requests placed by this router that the report cannot know yet
     num_placed_tokens: int = 0  # their prompt tokens to compute there
     cached_tokens: int = 0

@@ -21,11 +21,12 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from router_svc.curves import CostCurves, kv_bytes_per_token
 from router_svc.load import WorkerState
 
-MAX_PREFILL_CHOICES = 4  # per decode worker, those that compute the prompt soonest
+MAX_PREFILL_CHOICES = 2  # per decode worker, those that compute the prompt soonest
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +80,11 @@ def price(
 ) -> list[Priced]:
     """All candidates, the impossible ones included, in the workers' order."""
     out: list[Priced] = []
+    able = _able(asked, prefills, curves)
     for decode in decodes:
         local, remote = _local(asked, decode, curves), []
         if not local.rejected_because and local.num_uncached(asked) > rules.local_prefill_tokens:
-            remote = _remotes(asked, decode, prefills, curves)
+            remote = _remotes(asked, decode, able, curves)
             soonest = min((r.predicted_ttft_s for r in remote), default=float("inf"))
             if decode.role == "decode" and soonest <= rules.patience * local.predicted_ttft_s:
                 local = replace(local, rejected_because=f"role decode computes at most {rules.local_prefill_tokens} "
@@ -93,9 +95,11 @@ def price(
 
 def choose(candidates: Sequence[Priced], seed: str, rules: PricingRules) -> int | None:
     """The index of the one to take; None when all are rejected."""
-    allowed = [i for i, c in enumerate(candidates) if not c.rejected_because] or [
-        i for i, c in enumerate(candidates) if c.rejected_because == _ITL]
-    if not allowed:
+    for tolerated in ("", _ITL, _SILENT):  # better late than never
+        allowed = [i for i, c in enumerate(candidates) if c.rejected_because == tolerated]
+        if allowed:
+            break
+    else:
         return None
     best = min(candidates[i].predicted_ttft_s for i in allowed)
     near = [i for i in allowed if candidates[i].predicted_ttft_s <= best + max(rules.tie_s, best * rules.tie_ratio)]
@@ -103,6 +107,7 @@ def choose(candidates: Sequence[Priced], seed: str, rules: PricingRules) -> int 
 
 
 _ITL = "above the limit between tokens"
+_SILENT = "neither reports nor answers"
 
 
 def _local(asked: Asked, decode: WorkerState, curves: CostCurves) -> Priced:
@@ -119,14 +124,16 @@ def _local(asked: Asked, decode: WorkerState, curves: CostCurves) -> Priced:
         rejected_because=_impossible(asked, decode))
 
 
-def _remotes(
-    asked: Asked, decode: WorkerState, prefills: Sequence[WorkerState], curves: CostCurves
-) -> list[Priced]:
-    fitting = [p for p in prefills if p.worker_id not in asked.exclude and not p.report.draining
-               and p.fingerprint == decode.fingerprint
-               and not _too_large(asked.num_prompt_tokens - 1, p)]
-    soonest = sorted(fitting, key=lambda p: _compute_s(asked, p, curves))
-    return [_remote(asked, decode, prefill, curves) for prefill in soonest[:MAX_PREFILL_CHOICES]]
+def _able(asked: Asked, prefills: Sequence[WorkerState], curves: CostCurves) -> list[WorkerState]:
+    """Prefill workers that can compute the prompt, the soonest first."""
+    able = [p for p in prefills if p.worker_id not in asked.exclude and not p.report.draining and p.answers
+            and not _too_large(asked.num_prompt_tokens - 1, p)]
+    return sorted(able, key=lambda p: _compute_s(asked, p, curves))
+
+
+def _remotes(asked: Asked, decode: WorkerState, able: Sequence[WorkerState], curves: CostCurves) -> list[Priced]:
+    fitting = (p for p in able if p.fingerprint == decode.fingerprint)
+    return [_remote(asked, decode, prefill, curves) for prefill in islice(fitting, MAX_PREFILL_CHOICES)]
 
 
 def _remote(asked: Asked, decode: WorkerState, prefill: WorkerState, curves: CostCurves) -> Priced:
@@ -175,7 +182,7 @@ def _impossible(asked: Asked, decode: WorkerState) -> str:
         return f"the prompt does not fit its context of {decode.max_model_len} tokens"
     if _too_large(asked.num_prompt_tokens + 1, decode):
         return f"the prompt does not fit its {decode.report.num_blocks} blocks"
-    return ""
+    return "" if decode.answers else _SILENT
 
 
 def _too_large(num_tokens: int, worker: WorkerState) -> bool:

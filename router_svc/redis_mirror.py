@@ -71,6 +71,7 @@ class RedisMirror:
         self.reachable = True
 
     def start(self) -> None:
+        CONNECTED.set(1)
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:

@@ -141,6 +141,7 @@ class RouterService:
             self._take_load(await stub.Load(worker_pb2.LoadRequest(), timeout=LOAD_TIMEOUT_S))
         except ShoalError as error:
             log.debug("load_not_read", worker_id=record.service_id, error=error.message)
+            self._table.on_no_answer(record.service_id, record.incarnation)
 
     async def _fetch_snapshot(self, record: ServiceRecord) -> KvSnapshot:
         stub = worker_pb2_grpc.WorkerStub(self._channels.get(record.address))

@@ -1,7 +1,8 @@
 """Who can be given work, and how busy each is: registrations, load reports, and this router's own placements.
 
 A worker's life here: listed (a record with a fingerprint) → reporting (a load report of that incarnation came) ⇄ silent
-(no report for `stale_s`: the last one says nothing of its queue, the router's own placements stand in) → gone.
+(no report for `stale_s`: the last one says nothing of its queue, the router's own placements stand in) → gone. A silent
+worker that does not answer either, when asked, is passed over until it reports again.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ class WorkerTable:
     def __init__(self, directory: Directory, placed: PlacedLedger, clock: Callable[[], float], stale_s: float) -> None:
         self._directory, self.placed, self._clock, self._stale_s = directory, placed, clock, stale_s
         self._reports: dict[str, tuple[float, LoadReport]] = {}  # by worker, with the time of arrival
+        self._unanswered: dict[str, str] = {}  # worker → its incarnation that did not answer
 
     def on_report(self, report: LoadReport) -> None:
         """Reports of an incarnation that is not listed are of an old life, or too early: ignored."""
@@ -29,9 +31,14 @@ class WorkerTable:
         if record is not None and record.incarnation == report.incarnation:
             now = self._clock()
             self._reports[report.worker_id] = (now, report)
+            self._unanswered.pop(report.worker_id, None)
             self.placed.reported(report.worker_id, now)
 
+    def on_no_answer(self, worker_id: str, incarnation: str) -> None:
+        self._unanswered[worker_id] = incarnation
+
     def forget(self, worker_id: str) -> None:
+        self._unanswered.pop(worker_id, None)
         self._reports.pop(worker_id, None)
         self.placed.forget(worker_id)
 
@@ -44,10 +51,10 @@ class WorkerTable:
         return {record.service_id: record for record in records if record.fingerprint is not None}
 
     def silent(self) -> list[ServiceRecord]:
-        """Listed workers without a fresh report."""
+        """Listed workers to ask for their load: half the time before the last report goes stale has passed."""
         now = self._clock()
-        return [record for worker_id, record in self.caches().items() if self._report(record, now)[1] is None
-                or now - self._reports[worker_id][0] > self._stale_s]
+        ages = [(record, self._report(record, now)[1]) for record in self.caches().values()]
+        return [record for record, age in ages if age is None or age > self._stale_s / 2]
 
     def block_size(self, model: str) -> int | None:
         """Of the model's blocks; None when no worker of it is listed."""
@@ -72,7 +79,8 @@ class WorkerTable:
             max_num_seqs=record.capacity.get("max_num_seqs", 1), max_model_len=record.capacity.get("max_model_len", 0),
             report=report, report_age_s=age,
             max_num_batched_tokens=record.capacity.get("max_num_batched_tokens", 512), num_placed=num_placed,
-            num_placed_tokens=num_placed_tokens, cached_tokens=cached_tokens)
+            num_placed_tokens=num_placed_tokens, cached_tokens=cached_tokens,
+            answers=self._unanswered.get(record.service_id) != record.incarnation)
 
     def _report(self, record: ServiceRecord, now: float) -> tuple[LoadReport, float | None]:
         """The last report of this incarnation and its age. An old one keeps only what does not change fast."""

@@ -20,6 +20,7 @@ from common.errors import InvalidRequest, Overloaded
 log = logs.get(__name__)
 
 SUFFIX: Final = ".segment"
+_RESERVE_BYTES: Final = 1 << 16
 
 
 class Segment:
@@ -31,6 +32,7 @@ class Segment:
         self._map = mmap.mmap(fd, num_bytes)
         self._bytes = memoryview(self._map)
         self._closed = False
+        self._reserved = bytearray(-(-num_bytes // _RESERVE_BYTES))  # 1 = the unit's memory is taken
 
     @classmethod
     def create(cls, path: str | Path, num_bytes: int) -> Segment:
@@ -71,16 +73,26 @@ class Segment:
                                  f"which has {self.num_bytes} bytes", param="offset")
         return self._bytes[offset : offset + num_bytes]
 
-    def reserve(self, offset: int, num_bytes: int) -> None:
-        """Take the memory now. Without it, a write to a full file system kills the writer (SIGBUS).
+    def is_reserved(self, offset: int, num_bytes: int) -> bool:
+        """Whether `reserve` has taken the memory of this range already."""
+        return 0 not in self._reserved[offset // _RESERVE_BYTES : -(-(offset + num_bytes) // _RESERVE_BYTES)]
 
-        Raises `Overloaded` when there is not enough.
+    def reserve(self, offset: int, num_bytes: int) -> None:
+        """Take the memory now, about as slow as a copy. Without it, a write to a full file system kills the writer.
+
+        Raises `Overloaded` when there is not enough, `InvalidRequest` when out of bounds.
         """
+        self.view(offset, num_bytes).release()
+        if self.is_reserved(offset, num_bytes):
+            return
+        first, last = offset // _RESERVE_BYTES, -(-(offset + num_bytes) // _RESERVE_BYTES)
+        end = min(last * _RESERVE_BYTES, self.num_bytes)
         try:
-            os.posix_fallocate(self._fd, offset, num_bytes)
+            os.posix_fallocate(self._fd, first * _RESERVE_BYTES, end - first * _RESERVE_BYTES)
         except OSError as error:
             raise Overloaded(f"{self.path.parent} has no room for {num_bytes} more bytes: {error.strerror}",
                              retry_after_s=1.0) from None
+        self._reserved[first:last] = b"\1" * (last - first)
 
     def unlink(self) -> None:
         """Take the name away; nobody can open it any more. Idempotent."""

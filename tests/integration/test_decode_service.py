@@ -164,7 +164,7 @@ async def test_an_engine_that_fails_answers_its_requests_and_reports(running: Ru
 
     left = asyncio.create_task(running.run(running.generation("left", 400)))
     await until(lambda: running.stats.num_running == 1)
-    running.service._worker._engine.call(broken)
+    running.service._worker.engine._engine.call(broken)
     with pytest.raises(ShoalError, match="engine failed"):
         await left
     await until(lambda: running.deps.failure is not None)

@@ -133,7 +133,9 @@ async def test_a_stop_token_is_counted_not_shown_unless_asked_for(gateway: HttpG
 @pytest.mark.parametrize("step", [
     WorkerLost("the worker is gone"), TokenDelta("", (), FinishReason.ABORT),
     TokenDelta("", (), FinishReason.ERROR, WorkerLost("engine fault"))])
-async def test_the_only_worker_lost_after_tokens_ends_the_stream_in_one_error_event(gateway: HttpGateway, step: Any) -> None:
+async def test_the_only_worker_lost_after_tokens_ends_a_stream_in_one_error_event(
+    gateway: HttpGateway, step: Any
+) -> None:
     gateway.decode.script = lambda _w, _g: [b"ab", step]
     answer = await gateway.chat(max_tokens=50, stream=True)
     chunks = events(answer.text)

@@ -68,6 +68,8 @@ class Worker:
         self.publisher.stop()
         await self._server.stop(0)
         if release:
+            await self._lease.update(state="draining")
+            await asyncio.sleep(0.7)  # directories look twice a second
             await self._lease.release()
         else:
             self._lease._task.cancel()  # type: ignore[attr-defined]
@@ -240,6 +242,22 @@ async def test_a_router_that_starts_knows_from_redis_what_no_worker_and_no_strea
             await host.hits("d0", 1600)
 
 
+async def test_a_worker_that_died_without_a_word_is_passed_over_before_its_lease_ends(
+    nats: RealServer, valkey: RealServer
+) -> None:
+    async with host_on(nats, valkey) as host:
+        dead = await host.worker("d0")
+        await host.worker("d1")
+        with host.router("router-0", *NO_GUESS):
+            await host.routers_up("router-0")
+            dead.publisher.publish([BlockStored(PREFIX, ROOT)])
+            await host.hits("d0", 1600)
+            await dead.stop(release=False)
+            host.workers.remove(dead)
+            await host.hits("d1", 0)
+            assert host.directory.get("decode", "d0") is not None
+
+
 async def test_routers_that_mirror_the_same_worker_agree_with_it_in_redis(
     nats: RealServer, valkey: RealServer
 ) -> None:
@@ -270,10 +288,13 @@ async def test_with_nats_down_requests_are_placed_by_load_and_with_nats_back_by_
             await host.hits("d0", 640)
             nats.kill()
             one.load.num_running = one.load.num_waiting = 6
-            one.load.num_waiting_tokens = 500
-            await host.hits("d1", 0)
-            assert (await host.explain((await _last(host)).request_id)).degraded == ["nats down"]
-            assert one.num_load_calls > 0
+            one.load.num_waiting_tokens = 50_000
+            await until(lambda: one.num_load_calls > 1 and two.num_load_calls > 1)  # asked, as they cannot tell
+            for _ in range(5):
+                told = await _last(host)
+                assert told.degraded == ["nats down"]
+                chosen = told.candidates[told.chosen]
+                assert (chosen.decode_worker_id, chosen.cached_tokens) == ("d1", 0)
             two.publisher.publish([BlockStored(PREFIX, ROOT)])
             await asyncio.sleep(0.5)
             nats.start()

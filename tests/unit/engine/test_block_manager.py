@@ -103,7 +103,7 @@ def test_hashes_are_private_until_the_step_is_committed() -> None:
 def test_blocks_filled_by_output_are_published_too() -> None:
     _, blocks = setup()
     made = compute(blocks, ask("a", TOKENS[:6]))
-    made.token_ids += TOKENS[6:13]
+    made.token_ids.extend(TOKENS[6:13])
     blocks.allocate(made, 13)
     made.num_computed_tokens = 12
     blocks.commit(made)

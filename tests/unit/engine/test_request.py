@@ -28,7 +28,7 @@ def test_a_hash_mismatch_is_refused_and_names_both_values() -> None:
 def test_hashes_grow_over_output_as_one_chain_with_the_prompt() -> None:
     tokens = prompt(20)
     request = Request(ask("r", tokens[:10]), scheme(4))
-    request.token_ids += tokens[10:]
+    request.token_ids.extend(tokens[10:])
     request.grow_hashes(scheme(4), 5)
     assert request.block_hashes == scheme(4).chain(request.root, tokens)
 
@@ -36,7 +36,7 @@ def test_hashes_grow_over_output_as_one_chain_with_the_prompt() -> None:
 def test_a_chain_that_starts_in_output_starts_at_the_root() -> None:
     tokens = prompt(8)
     request = Request(ask("r", tokens[:2]), scheme(4))
-    request.token_ids += tokens[2:]
+    request.token_ids.extend(tokens[2:])
     request.grow_hashes(scheme(4), 2)
     assert request.block_hashes == scheme(4).chain(request.root, tokens)
 

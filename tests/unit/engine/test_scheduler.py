@@ -1,5 +1,6 @@
 """Scheduling, seen through a whole engine with a mock runner: what each step computes, and what ends a request."""
 
+from copy import copy
 from typing import Any
 
 import pytest
@@ -209,8 +210,8 @@ def test_a_plan_is_not_changed_by_later_steps() -> None:
     while engine.core.has_work:
         engine.step()
         for row in engine.runner.plans[-1].rows:
-            copy = PlannedRow(
-                row.request_id, type(row.token_ids)(row.token_ids), row.start, tuple(row.block_ids), row.samples,
+            kept = PlannedRow(
+                row.request_id, copy(row.token_ids), row.start, tuple(row.block_ids), row.samples,
                 row.output_position, row.params)
-            seen.append((row, copy))
-    assert all(row == copy for row, copy in seen)
+            seen.append((row, kept))
+    assert all(row == kept for row, kept in seen)

@@ -42,6 +42,13 @@ def test_using_a_chain_from_its_middle_uses_its_ancestors() -> None:
     assert drain(index, Tier.DRAM) == ["b1", "a3", "a2", "a1"]
 
 
+def test_the_order_itself_has_children_before_parents_so_that_a_victim_is_found_at_once() -> None:
+    index = ChainIndex()
+    chain = placed(index, "a1", "a2", "a3")
+    index.touch(chain[1:])
+    assert [each.key for each in index.oldest_first()] == [b"a3", b"a2", b"a1"]
+
+
 def test_a_pinned_leaf_keeps_its_whole_chain() -> None:
     index = ChainIndex()
     chain = placed(index, "a1", "a2")

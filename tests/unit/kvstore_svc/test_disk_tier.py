@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
 from common.blocks.checksum import checksum
 from common.errors import ConfigError
+from kvstore_svc import disk_tier
 from kvstore_svc.disk_format import SlotHeader, head_bytes, num_slots
 from kvstore_svc.disk_tier import DiskTier
 from kvstore_svc.slab_allocator import Slot
@@ -60,37 +63,38 @@ def test_erased_slots_and_slots_of_a_slab_that_changed_its_stride_are_not_found(
     disk.close()
 
 
-def test_a_process_that_dies_inside_a_write_leaves_no_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("torn", [False, True])
+@pytest.mark.parametrize("last", [0, 1, 2])
+def test_a_process_that_dies_inside_a_write_leaves_no_header(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int, torn: bool
+) -> None:
     """Each write to the file may be the last one, and the last one may be torn."""
     keys = chain("a", 2)
-    for last in range(3):
-        for torn in (False, True):
-            folder = tmp_path / f"{last}{torn}"
-            disk = opened(folder)
-            old = stored(disk, Slot(0, 0), keys[0])
-            calls = iter(range(10))
+    disk = opened(tmp_path)
+    old = stored(disk, Slot(0, 0), keys[0])
+    real, numbers = disk_tier._write_all, iter(range(10))
 
-            def write(fd: int, raw: bytes, at: int, last: int = last, torn: bool = torn, calls: object = calls) -> None:
-                number = next(calls)  # type: ignore[call-overload]
-                if number == last and torn:
-                    real(fd, memoryview(raw)[: len(raw) // 2], at)
-                if number >= last:
-                    raise OSError(5, "killed here")
-                real(fd, raw, at)
+    def write(fd: int, raw: bytes, at: int) -> None:
+        number = next(numbers)
+        if number == last and torn:
+            real(fd, memoryview(raw)[: len(raw) // 2], at)
+        if number >= last:
+            raise OSError(5, "killed here")
+        real(fd, raw, at)
 
-            from kvstore_svc import disk_tier
-            real = disk_tier._write_all
-            with monkeypatch.context() as patched:
-                patched.setattr(disk_tier, "_write_all", write)
-                with pytest.raises(OSError, match="killed here"):
-                    stored(disk, Slot(0, 0), keys[1])
-            disk.close()
-            disk = opened(folder)
-            found = [header for slab in disk.scan() for header in slab.headers.values()]
-            if found:  # nothing had happened yet: the old block is still whole
-                assert found == [old]
-                assert read(disk, Slot(0, 0)) == content(keys[0])
-            disk.close()
+    monkeypatch.setattr(disk_tier, "_write_all", write)
+    with pytest.raises(OSError, match="killed here"):
+        stored(disk, Slot(0, 0), keys[1])
+    monkeypatch.undo()
+    disk.close()
+    disk = opened(tmp_path)
+    found = [header for slab in disk.scan() for header in slab.headers.values()]
+    if (last, torn) == (0, False):  # nothing had happened yet: the old block is still whole
+        assert found == [old]
+        assert read(disk, Slot(0, 0)) == content(keys[0])
+    else:
+        assert found == []
+    disk.close()
 
 
 @pytest.mark.parametrize("change", [{"key": b"another deployment's key" * 2}, {"num_bytes": NUM_BYTES + SLAB_BYTES}])
@@ -131,6 +135,20 @@ def test_a_size_that_the_disk_cannot_give_is_refused_with_the_field(tmp_path: Pa
     with pytest.raises(ConfigError, match="ssd_bytes") as caught:
         opened(tmp_path, num_bytes=1 << 60)
     assert caught.value.param == "ssd_bytes"
+    assert (tmp_path / "tier.ssd").stat().st_size == 0
+
+
+def test_a_reservation_that_fails_half_way_keeps_no_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.posix_fallocate
+
+    def fails_late(fd: int, offset: int, length: int) -> None:
+        real(fd, offset, length // 2)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", fails_late)
+    with pytest.raises(ConfigError, match="No space left"):
+        opened(tmp_path)
+    assert (tmp_path / "tier.ssd").stat().st_blocks == 0
 
 
 @pytest.mark.parametrize("stride", [64, 4096, 8192, 61_440, 65_536])

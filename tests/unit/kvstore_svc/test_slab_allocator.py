@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,7 +68,7 @@ def test_slots_never_overlap_and_all_space_comes_back(steps: list[tuple[bool, in
             slabs.free(slot)
             del held[slot]
         spans = sorted((s.slab * 256 + s.place * stride, stride) for s, stride in held.items())
-        assert all(at + size <= after for (at, size), (after, _) in zip(spans, spans[1:], strict=False))
+        assert all(at + size <= after for (at, size), (after, _) in pairwise(spans))
         assert (slabs.num_granted, slabs.granted_bytes) == (len(held), sum(held.values()))
     for slot in held:
         slabs.free(slot)

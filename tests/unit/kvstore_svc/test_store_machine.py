@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
@@ -36,6 +37,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.rig.alive |= {"one", "two"}
         self.flipped: set[BlockKey] = set()
         self.orphans: set[BlockKey] = set()
+        self.puts_of_this_life: set[str] = set()
 
     def run(self, work: Any) -> Any:
         return self.runner.run(work)
@@ -43,15 +45,24 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(target=puts, keys=chains, writer=writers)
     def begin(self, keys: list[BlockKey], writer: str) -> Put:
         put: Put = self.run(self.rig.begin(keys, ROOT, writer))
+        self.puts_of_this_life.add(put.put_id)
         return put
 
     @rule(put=consumes(puts), part=st.floats(0, 1))
     def commit(self, put: Put, part: float) -> None:
-        checksums = self.rig.fill(put)
-        try:
-            self.rig.store.commit_put(put.put_id, put.fence, checksums[: round(part * len(checksums))])
-        except NotFound:
-            assert not put.absent or put.expires_at < time.monotonic()
+        """In time or late; a late writer that lives may write into its slots to the last moment."""
+        store, absent = self.rig.store, put.absent
+        if put.put_id not in self.puts_of_this_life or not absent:
+            with pytest.raises(NotFound):
+                store.commit_put(put.put_id, put.fence, [])
+            return
+        late = put.expires_at < time.monotonic()
+        checksums = self.rig.fill(put)[: round(part * len(absent))]
+        if late:
+            with pytest.raises(NotFound):
+                store.commit_put(put.put_id, put.fence, checksums)
+        else:
+            assert store.commit_put(put.put_id, put.fence, checksums) <= len(checksums)
 
     @rule(put=consumes(puts))
     def abort(self, put: Put) -> None:
@@ -100,6 +111,8 @@ class StoreMachine(RuleBasedStateMachine):
     def restart(self) -> None:
         self.run(self.rig.close())
         self.rig = Rig(self.folder, dram_blocks=12, ssd_blocks=14)
+        self.rig.alive |= {"one", "two"}
+        self.puts_of_this_life.clear()
         self.note_orphans()
 
     @invariant()

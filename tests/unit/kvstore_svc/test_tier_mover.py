@@ -13,7 +13,7 @@ from common.errors import Overloaded
 from kvstore_svc.chain_index import Tier
 from tests.unit.kvstore_svc.builders import Rig, chain
 
-A, B, C = chain("a", 6), chain("b", 6), chain("c", 6)
+A, B, C, D = (chain(name, 6) for name in "abcd")
 
 
 @pytest.fixture
@@ -44,13 +44,23 @@ async def test_full_dram_demotes_leaf_first_and_a_get_promotes_again(rig: Rig) -
 
 
 async def test_a_full_ssd_gives_up_the_oldest_leaf_and_parents_outlive_children(rig: Rig) -> None:
-    for keys in (A, B, C):
-        await rig.put(keys)
-    await rig.put(chain("d", 6))
-    present = [len(rig.store.lookup(keys)) for keys in (A, B, C, chain("d", 6))]
-    assert present == [6, 6, 6, 6] if sum(present) == 24 else present[0] < 6
-    assert present[1:] == [6, 6, 6]
-    assert await rig.get(A) == present[0]
+    for keys in (A, B, C, D):
+        assert await rig.put(keys) == 6
+    assert await rig.put(chain("e", 3)) == 3
+    prefixes = [len(rig.store.lookup(keys)) for keys in (A, B, C, D)]
+    assert prefixes == [sum(rig.pool.index.get(key) is not None for key in keys) for keys in (A, B, C, D)]  # no holes
+    assert prefixes[0] < 6
+    assert prefixes[2:] == [6, 6]
+    assert await rig.get(A) == prefixes[0]
+
+
+async def test_demotion_writes_a_parent_before_its_child(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[bytes] = []
+    real = rig.mover._written
+    monkeypatch.setattr(rig.mover, "_written", lambda *args: written.append(args[1].key) or real(*args))
+    await rig.put(A)
+    await rig.put(B)
+    assert written == A
 
 
 async def test_what_is_on_ssd_is_there_after_a_restart_and_is_whole(tmp_path: Path) -> None:
@@ -170,6 +180,7 @@ async def test_memory_that_the_host_does_not_have_ends_a_put_early(rig: Rig, mon
         raise Overloaded("no room", retry_after_s=1)
 
     monkeypatch.setattr(rig.segment, "reserve", full)
+    monkeypatch.setattr(rig.segment, "is_reserved", lambda *_: False)
     put = await rig.begin(A)
     assert len(put.slots) == 2
     assert rig.pool.num_held(Tier.DRAM) == 0

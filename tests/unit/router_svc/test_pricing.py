@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -101,7 +102,7 @@ def test_workers_on_which_the_request_failed_are_not_taken_again() -> None:
 
 @pytest.mark.parametrize(("changes", "why"), [
     ({"num_blocks": 100}, "does not fit its 100 blocks"), ({"draining": True}, "draining")])
-def test_what_cannot_be_is_rejected_with_its_reason(changes: dict[str, int], why: str) -> None:
+def test_what_cannot_be_is_rejected_with_its_reason(changes: dict[str, Any], why: str) -> None:
     (only,) = price(ASKED, [worker("d", **changes)], [], CURVES, RULES)
     assert why in only.rejected_because
     assert taken([worker("d", **changes)]) is None
@@ -111,6 +112,14 @@ def test_a_prompt_beyond_the_context_of_a_worker_is_rejected_there() -> None:
     small = dataclasses.replace(worker("d"), max_model_len=2000)
     assert taken([small]) is None
     assert taken([dataclasses.replace(small, max_model_len=2001)]) is not None
+
+
+def test_a_worker_that_does_not_answer_is_passed_over_while_another_does() -> None:
+    mute = dataclasses.replace(worker("d0", cached=1999), answers=False)
+    assert where(taken([mute, worker("d1")]))[0] == "d1"
+    assert where(taken([mute]))[0] == "d0"
+    prefills = [dataclasses.replace(worker("p0", "prefill", cached=1999), answers=False), worker("p1", "prefill")]
+    assert where(taken([worker("d", "decode")], prefills)) == ("d", "p1")
 
 
 def test_near_ties_go_to_the_least_loaded_and_clear_leads_do_not() -> None:

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from contextlib import asynccontextmanager, suppress
+from typing import Any, cast
 
 import redis.asyncio as redis
 
@@ -91,11 +92,11 @@ async def test_a_late_router_never_brings_an_old_life_back(valkey: RealServer) -
         await until_loaded(late, 40)
         ahead.replace(new, 1)
         await until_loaded(ahead, 1)
-        late.write(W, 41, [BlockStored((block(9),), ROOT)])
-        late.replace(W, 42)
-        late.forget(W)
-        await asyncio.sleep(0.3)
-        assert await until_loaded(ahead, 1) == set(chain(50, 2))
+        for tell in (lambda: late.write(W, 41, [BlockStored((block(9),), ROOT)]), lambda: late.replace(W, 42),
+                     lambda: late.forget(W)):
+            tell()
+            await asyncio.sleep(0.2)
+            assert await until_loaded(ahead, 1) == set(chain(50, 2))
         ahead.write(new, 2, [BlockStored((block(52),), block(51))])
         assert await until_loaded(ahead, 2) == set(chain(50, 3))
 
@@ -185,10 +186,10 @@ async def test_a_cancelled_call_to_redis_never_hands_its_answer_to_the_next_call
         reader = RedisMirror(client, Index())
         await client.set("k1", "v1")
         await client.set("k2", "v2")
+        calls: list[Callable[[], Coroutine[Any, Any, object]]] = [
+            lambda: _get(client, "k1"), reader.load, lambda: _script(client), lambda: _pipeline(client)]
         for turn in range(200):
-            cancelled = asyncio.create_task([
-                lambda: client.get("k1"), reader.load, lambda: client.eval("return 'v1'", 0),
-                lambda: _pipeline(client)][turn % 4]())  # type: ignore[operator]
+            cancelled = asyncio.create_task(calls[turn % len(calls)]())
             await asyncio.sleep(0.004)
             cancelled.cancel()
             await asyncio.gather(cancelled, return_exceptions=True)
@@ -198,6 +199,14 @@ async def test_a_cancelled_call_to_redis_never_hands_its_answer_to_the_next_call
                 assert {w.worker_id: set(w.hashes) for w in await reader.load()} == {
                     "w0": set(chain(0, 4)), "w1": set(chain(0, 4))}
         await client.aclose()
+
+
+async def _get(client: redis.Redis, key: str) -> object:
+    return await client.get(key)
+
+
+async def _script(client: redis.Redis) -> object:
+    return await cast(Any, client.eval("return 'v1'", 0))
 
 
 async def _pipeline(client: redis.Redis) -> object:

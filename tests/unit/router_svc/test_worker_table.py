@@ -58,11 +58,24 @@ async def test_an_old_report_keeps_its_rates_and_loses_its_queue() -> None:
     assert [r.service_id for r in table.silent()] == ["d0"]
     table.on_report(REPORT)
     assert table.silent() == []
-    clock.now += 4
+    clock.now += 2  # asked before the report is too old to count
+    assert [r.service_id for r in table.silent()] == ["d0"]
+    assert table.states("decode", MODEL, {})[0].num_requests == 2
+    clock.now += 2
     (state,) = table.states("decode", MODEL, {})
     assert (state.num_requests, state.queue_tokens, state.report.num_free_blocks) == (0, 0, 1000)
     assert state.report.prefill_tokens_per_s == 900.0
     assert [r.service_id for r in table.silent()] == ["d0"]
+
+
+async def test_a_worker_that_did_not_answer_counts_as_mute_until_it_reports_or_lives_anew() -> None:
+    table, _clock = await table_of(record("d0"))
+    table.on_no_answer("d0", "old")
+    assert table.states("decode", MODEL, {})[0].answers
+    table.on_no_answer("d0", "a")
+    assert not table.states("decode", MODEL, {})[0].answers
+    table.on_report(REPORT)
+    assert table.states("decode", MODEL, {})[0].answers
 
 
 async def test_a_report_of_another_life_says_nothing() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -61,9 +62,28 @@ def test_a_name_is_made_once_and_pages_are_taken_when_touched(tmp_path: Path) ->
         Segment.create(tmp_path / "a.segment", 4096)
     assert os.stat(owner.path).st_blocks == 0
     owner.reserve(0, 65_536)
-    assert os.stat(owner.path).st_blocks * 512 >= 65_536
-    with pytest.raises(Overloaded, match="no room"):
+    taken = os.stat(owner.path).st_blocks * 512
+    assert 65_536 <= taken < 1 << 20
+    owner.reserve(100, 60_000)
+    assert os.stat(owner.path).st_blocks * 512 == taken
+    with pytest.raises(InvalidRequest, match="outside"):
         owner.reserve(0, 1 << 62)
+    owner.close()
+
+
+def test_memory_that_the_host_does_not_have_is_refused_and_asked_for_again_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_fd: int, _offset: int, _length: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    owner = Segment.create(tmp_path / "a.segment", 1 << 20)
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(Overloaded, match="no room"):
+        owner.reserve(0, 4096)
+    monkeypatch.undo()
+    owner.reserve(0, 4096)
+    assert os.stat(owner.path).st_blocks > 0
     owner.close()
 
 
