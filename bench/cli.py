@@ -32,3 +32,13 @@ def engine(
     figures = measure(resolve_model(model, default_cache_dir()), quick=quick, num_threads=threads)
     if not report("shoal bench engine", figures, json_file):
         raise typer.Exit(1)
+
+
+@app.command()
+def kv(quick: Quick = False, json_file: JsonFile = None) -> None:
+    """Store put and get and KV hand-off by both transports, between real processes, beside a plain copy."""
+    from bench.figures import report
+    from bench.kv import measure
+
+    if not report("shoal bench kv", measure(quick=quick), json_file):
+        raise typer.Exit(1)

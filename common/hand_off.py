@@ -127,5 +127,5 @@ class Landing(Protocol):
     def view(self, index: int) -> memoryview:
         """The bytes of block `index` of the send order."""
 
-    def close(self) -> None:
-        """Forget the area; a write that comes later reaches nothing."""
+    def close(self, *, quiet: bool) -> None:
+        """Forget the area; a write that comes later reaches nothing. `quiet`: the sender said that none will come."""

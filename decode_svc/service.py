@@ -61,6 +61,7 @@ class DecodeService:
         self._worker: DecodeWorker | None = None
         self._kv: WorkerKv | None = None
         self._receiver: Receiver | None = None
+        self._landings: Landings | None = None
         self._metrics: list[EngineMetrics | TransferMetrics] = []
         self._reporting: asyncio.Task[None] | None = None
 
@@ -76,11 +77,13 @@ class DecodeService:
             DecodeServicer(worker, config.heartbeat_s), self._host.server)
         worker_pb2_grpc.add_WorkerServicer_to_server(
             WorkerServicer(self._load, worker.reset_prefix_cache, self._publisher), self._host.server)
-        landings = Landings(self._shm_dir, self._host.service_id, self._host.incarnation, loaded.core.block_bytes)
+        landings = self._landings = Landings(
+            self._shm_dir, self._host.service_id, self._host.incarnation, loaded.core.block_bytes)
         prefill_pb2_grpc.add_KvTransferServicer_to_server(KvTransferServicer(landings), self._host.server)
         landings.address = await self._host.listen()
-        receiver = self._receiver = Receiver(worker.engine, PrefillClient(self._channels), landings.open, loaded.fingerprint,
-                            stall_s=config.handoff_stall_s)
+        receiver = self._receiver = Receiver(
+            worker.engine, PrefillClient(self._channels), landings.open, loaded.fingerprint,
+            stall_s=config.handoff_stall_s)
         admission = KvAdmission(worker.engine, kv.loader, receiver, self._find_route, block_size=config.block_size,
                                 timeout_s=config.handoff_timeout_s)
         worker.start(admission)
@@ -114,6 +117,8 @@ class DecodeService:
         await self._host.close()
         await self._channels.close()
         await self._directory.stop()
+        if self._landings is not None:
+            self._landings.close()
 
     def _register_metrics(self, *collectors: EngineMetrics | TransferMetrics) -> None:
         for collector in collectors:
@@ -142,8 +147,9 @@ class DecodeService:
             role=self._config.role, num_running=stats.num_running, num_waiting=stats.num_waiting,
             num_blocks=stats.num_blocks, num_free_blocks=stats.num_free_blocks,
             num_waiting_tokens=stats.num_waiting_tokens, num_awaiting_transfer_blocks=stats.num_awaiting_blocks,
-            step_s=stats.step_s, transfer_bytes_per_s=self._transfer_rate(), prefill_tokens_per_s=stats.prefill_tokens_per_s,
-            num_preemptions=stats.num_preemptions, num_leaked_blocks=stats.num_leaked_blocks,
+            step_s=stats.step_s, prefill_tokens_per_s=stats.prefill_tokens_per_s,
+            transfer_bytes_per_s=self._transfer_rate(), num_preemptions=stats.num_preemptions,
+            num_leaked_blocks=stats.num_leaked_blocks,
             sent_at_unix_ms=int(time.time() * 1000))
 
     def _transfer_rate(self) -> float:

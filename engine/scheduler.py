@@ -147,7 +147,6 @@ class Scheduler:
         request = self._live.get(request_id)
         if request is not None:
             self._dismiss(request)
-            self._due_outputs = [output for output in self._due_outputs if output.request_id != request_id]
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request now, between steps; None if it is not live, or awaits KV and so can only be released."""
@@ -347,6 +346,8 @@ class Scheduler:
         del self._live[request.request_id]
         request.status = RequestStatus.FINISHED
         self._departed.append(request.request_id)
+        if self._due_outputs:  # nothing comes after the last output, or after a release
+            self._due_outputs = [output for output in self._due_outputs if output.request_id != request.request_id]
 
     def _take_out(self, request: Request) -> None:
         """Of the table of its state; what its next state is, the caller says."""

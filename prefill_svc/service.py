@@ -14,6 +14,7 @@ from prometheus_client import REGISTRY
 
 from common.block_hash import HASH_BYTES
 from common.blocks.host_id import host_id, open_shm_dir
+from common.blocks.mapped_segments import MappedSegments
 from common.blocks.shm_pusher import ShmPusher
 from common.clients.channels import ChannelPool
 from common.clients.fingerprint import fingerprint_from_proto
@@ -55,6 +56,7 @@ class PrefillService:
         self._shm_dir = open_shm_dir(config.shm_dir)
         self._directory = Directory(deps.registry)
         self._channels = ChannelPool()
+        self._mapped = MappedSegments()
         self._publisher = KvEventPublisher(deps.bus, self._host.service_id, self._host.incarnation, self._model)
         self._parts: _Parts | None = None
         self._reporting: asyncio.Task[None] | None = None
@@ -98,10 +100,11 @@ class PrefillService:
         await self._host.close()
         await self._channels.close()
         await self._directory.stop()
+        self._mapped.close()
 
     def open_pusher(self, order: PrefillOrder) -> Pusher:
         if order.ticket.transport == SHM:
-            return ShmPusher(order.ticket, self._shm_dir)
+            return ShmPusher(order.ticket, self._shm_dir, self._mapped)
         if order.ticket.transport == GRPC:
             return GrpcPusher(order, self._channels)
         raise InvalidRequest(

@@ -21,11 +21,11 @@ def smollm2() -> Path:
 def valkey(tmp_path: Path) -> Iterator[RealServer]:
     server = RealServer("valkey", tmp_path / "valkey").start()
     yield server
-    server.kill()
+    server.remove()
 
 
 @pytest.fixture
 def nats(tmp_path: Path) -> Iterator[RealServer]:
     server = RealServer("nats", tmp_path / "nats").start()
     yield server
-    server.kill()
+    server.remove()

@@ -1,7 +1,8 @@
 """Where the KV of hand-offs lands: one area per transfer, forgotten when the transfer ends.
 
 An area's life: opened (its ticket goes to the sender) → written by the sender, read by the receiver → closed. A write
-after that reaches nothing: a file that is unlinked, or a transfer id that is unknown.
+after that reaches nothing: a file that is unlinked, or a transfer id that is unknown. Only the memory of an area whose
+sender has said that it writes no more serves another transfer.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from common.blocks.segment import SUFFIX, Segment
+from common.blocks.spare_segments import SpareSegments, drop
 from common.errors import InvalidRequest, NotFound
 from common.hand_off import GRPC, SHM, Landing, Ticket
 
@@ -23,13 +25,14 @@ class Landings:
         self._shm_dir, self._block_bytes = shm_dir, block_bytes
         self._worker_id, self._incarnation, self.address = worker_id, incarnation, ""
         self._by_message: dict[str, MemoryLanding] = {}
+        self._spares = SpareSegments(shm_dir)
 
     def open(self, transport: str, transfer_id: str, num_blocks: int) -> Landing:
         path = self._shm_dir / f"{LANDING_PREFIX}{transfer_id}{SUFFIX}" if transport == SHM else None
         ticket = Ticket(transport, self._worker_id, self._incarnation, self.address, str(path or ""),
                         self._block_bytes, num_blocks)
         if path is not None:
-            return FileLanding(ticket, path)
+            return FileLanding(ticket, path, self._spares)
         landing = MemoryLanding(ticket, lambda: self._by_message.pop(transfer_id, None))
         self._by_message[transfer_id] = landing
         return landing
@@ -47,22 +50,27 @@ class Landings:
         landing.write(first_block * self._block_bytes + offset, payload)
 
     def close(self) -> None:
+        """When no area is open any more."""
         self._by_message.clear()
+        self._spares.close()
 
 
 class FileLanding:
     """An area in shared memory; the sender maps the same file."""
 
-    def __init__(self, ticket: Ticket, path: Path) -> None:
+    def __init__(self, ticket: Ticket, path: Path, spares: SpareSegments) -> None:
         self.ticket = ticket
-        self._segment = Segment.create(path, ticket.num_blocks * ticket.block_bytes)
+        self._spares = spares
+        self._segment: Segment = spares.take(path, ticket.num_blocks * ticket.block_bytes)
 
     def view(self, index: int) -> memoryview:
         return self._segment.view(index * self.ticket.block_bytes, self.ticket.block_bytes)
 
-    def close(self) -> None:
-        self._segment.unlink()
-        self._segment.close()
+    def close(self, *, quiet: bool) -> None:
+        if quiet:
+            self._spares.give_back(self._segment)
+        else:
+            drop(self._segment)
 
 
 class MemoryLanding:
@@ -83,5 +91,5 @@ class MemoryLanding:
             raise InvalidRequest("first_block: outside the area of this transfer", param="first_block")
         self._bytes[at : at + len(payload)] = payload
 
-    def close(self) -> None:
+    def close(self, *, quiet: bool) -> None:
         self._on_close()

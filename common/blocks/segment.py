@@ -94,6 +94,21 @@ class Segment:
                              retry_after_s=1.0) from None
         self._reserved[first:last] = b"\1" * (last - first)
 
+    @property
+    def file_id(self) -> tuple[int, int]:
+        """Device and inode: the same for every mapping of this file, whatever its name."""
+        found = os.fstat(self._fd)
+        return found.st_dev, found.st_ino
+
+    @property
+    def is_unlinked(self) -> bool:
+        return os.fstat(self._fd).st_nlink == 0
+
+    def rename(self, path: Path) -> None:
+        """The same memory under another name of the same folder, for its owner. Raises `OSError`."""
+        os.rename(self.path, path)
+        self.path = path
+
     def unlink(self) -> None:
         """Take the name away; nobody can open it any more. Idempotent."""
         self.path.unlink(missing_ok=True)

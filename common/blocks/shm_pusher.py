@@ -8,6 +8,7 @@ from pathlib import Path
 
 from common.blocks.copy import copy_blocks
 from common.blocks.landing import LANDING_PREFIX
+from common.blocks.mapped_segments import MappedSegments
 from common.blocks.segment import Segment
 from common.errors import InvalidRequest, Unavailable
 from common.hand_off import Ticket
@@ -16,11 +17,11 @@ from common.hand_off import Ticket
 class ShmPusher:
     """Writes into the landing file of a ticket, which must lie in `shm_dir`: one copy per block, in a thread."""
 
-    def __init__(self, ticket: Ticket, shm_dir: Path) -> None:
+    def __init__(self, ticket: Ticket, shm_dir: Path, mapped: MappedSegments) -> None:
         path = Path(ticket.segment)
         if path.parent != shm_dir or not path.name.startswith(LANDING_PREFIX):
             raise InvalidRequest(f"ticket.segment: must be a landing file in {shm_dir}", param="ticket.segment")
-        self._ticket, self._path = ticket, path
+        self._ticket, self._path, self._mapped = ticket, path, mapped
         self._segment: Segment | None = None
 
     async def push(self, first_block: int, views: Sequence[memoryview]) -> None:
@@ -33,12 +34,13 @@ class ShmPusher:
 
     async def close(self) -> None:
         if self._segment is not None:
-            self._segment.close()
+            self._mapped.give_back(self._segment)
+            self._segment = None
 
     def _open(self) -> Segment:
         if self._segment is None:
             try:
-                self._segment = Segment.open(self._path)
+                self._segment = self._mapped.take(self._path)
             except OSError as error:
                 raise Unavailable(f"the receiver's landing file is gone: {error.strerror}") from None
         return self._segment

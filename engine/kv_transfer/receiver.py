@@ -78,6 +78,7 @@ class Receiver:
         self._epoch += 1
         transfer = _Transfer(self._engine, request, block_ids, num_present, self._block_size, counts)
         landing: Landing | None = None
+        quiet = False  # the sender has said that it writes no more
         try:
             async with asyncio.timeout(timeout_s):
                 await self._ask_for_slot(route, transfer_id, request)
@@ -87,7 +88,7 @@ class Receiver:
                 async with aclosing(_watched(self._prefill.prefill(route.address, order), self._stall_s)) as events:
                     async for event in events:
                         await transfer.take(event, landing)
-            transfer.require_complete()
+            quiet = True
         except (ShoalError, TimeoutError) as error:
             counts.num_fallbacks += 1
             log.warning("hand_off_failed", prefill=route.worker_id, have=transfer.num_landed_tokens, why=str(error))
@@ -98,7 +99,7 @@ class Receiver:
         finally:
             await transfer.settle()
             if landing is not None:
-                landing.close()
+                landing.close(quiet=quiet)
         return Received(transfer.num_landed_tokens, transfer.num_cached_tokens)
 
     async def _ask_for_slot(self, route: Route, transfer_id: str, request: EngineRequest) -> None:

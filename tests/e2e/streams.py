@@ -59,12 +59,12 @@ async def disturbed(
 
 
 async def ledger_is_clean(stack: RunningStack, workers: Sequence[str]) -> bool:
-    """All blocks free or cached on every worker within two seconds, none leaked, nothing running."""
+    """All blocks free or cached on every worker within two seconds, none leaked, nothing runs or waits."""
     deadline = time.monotonic() + 2
     while True:
         found = [stack.metrics(name) for name in workers]
         clean = all(m["shoal_kv_free_blocks"] == m["shoal_kv_blocks"] and m["shoal_kv_leaked_blocks"] == 0
-                    and m["shoal_requests_running"] == 0 for m in found)
+                    and m["shoal_requests_running"] == 0 and m["shoal_requests_waiting"] == 0 for m in found)
         if clean or time.monotonic() > deadline:
             return clean
         await asyncio.sleep(0.1)

@@ -90,8 +90,8 @@ async def test_killing_any_service_but_a_decode_worker_is_not_seen_in_a_stream(
 
 
 async def test_hand_offs_go_over_shared_memory(stack: RunningStack, quiet: list[str]) -> None:
-    moved = [sample for w in ("decode-0", "decode-1")
-             for sample in samples(stack.service(w).metrics_address or "") if sample.name == "shoal_kv_transfer_bytes_total"]
+    found = [s for w in ("decode-0", "decode-1") for s in samples(stack.service(w).metrics_address or "")]
+    moved = [s for s in found if s.name == "shoal_kv_transfer_bytes_total"]
     assert sum(s.value for s in moved) > 0
     assert {s.labels["transport"] for s in moved} == {"shm"}
 

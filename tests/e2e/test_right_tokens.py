@@ -31,12 +31,12 @@ def stack(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
         yield running
 
 
-@pytest.fixture(scope="module")
-def expected(smollm2: Path) -> list[list[int]]:
+def expected_tokens(smollm2: Path) -> list[list[int]]:
     """The oracle: one prompt at a time, its own template, its own generation loop."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    torch.set_num_threads(1)
     tokenizer = AutoTokenizer.from_pretrained(smollm2)
     model = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
     out = []
@@ -94,13 +94,12 @@ def cut_at_end(token_ids: list[int], eos: int = 2) -> list[int]:
 
 
 @pytest.mark.timeout(600)
-async def test_twenty_prompts_alone_and_at_once_equal_transformers(
-    stack: RunningStack, expected: list[list[int]], smollm2: Path
-) -> None:
+async def test_twenty_prompts_alone_and_at_once_equal_transformers(stack: RunningStack, smollm2: Path) -> None:
+    oracle = asyncio.create_task(asyncio.to_thread(expected_tokens, smollm2))
     async with client(stack) as openai:
         alone = [await ask(openai, smollm2.name, prompt) for prompt in PROMPTS]
         together = await asyncio.gather(*(ask_streamed(openai, smollm2.name, prompt) for prompt in PROMPTS))
-    for prompt, wanted, one, many in zip(PROMPTS, expected, alone, together, strict=True):
+    for prompt, wanted, one, many in zip(PROMPTS, await oracle, alone, together, strict=True):
         assert cut_at_end(one.token_ids) == cut_at_end(wanted), prompt
         assert cut_at_end(many.token_ids) == cut_at_end(wanted), prompt
         assert many.text.encode() == one.text.encode(), prompt

@@ -228,7 +228,9 @@ class EngineMachine(RuleBasedStateMachine):
             self.start(0)
         while self.pins:
             self.unpin(0)
-        while self.live:
+        for _ in range(2000):  # far more steps than all requests can need
+            if not self.live:
+                break
             if core.has_work:
                 self.step(1)
             for request_id in self.live:
@@ -236,6 +238,7 @@ class EngineMachine(RuleBasedStateMachine):
                     assert self.engine.progress[request_id] == len(core._scheduler._find(request_id).token_ids) - 1
                     self.released.add(request_id)
                     core.release(request_id)
+        assert not self.live
         self.tokens_equal_the_oracle()
         assert set(self.engine.last) == set(self.asked) - self.released
         stats = core.stats()

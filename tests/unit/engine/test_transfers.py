@@ -348,6 +348,16 @@ def test_a_transfer_that_brought_everything_is_held_at_the_start_and_says_so_unl
     assert [(o.request_id, o.num_computed_tokens) for o in engine.step()] == [("a", 49)]
 
 
+def test_nothing_is_put_out_after_an_abort() -> None:
+    engine = Engine()
+    asked = ask("p", prompt(50), prefill_only=True)
+    engine.core.reserve(asked)
+    land(engine, asked, 49)
+    engine.core.start("p")
+    assert engine.core.abort("p") is not None
+    assert engine.step() == []
+
+
 def test_prefill_only_is_never_preempted() -> None:
     engine = Engine(num_blocks=8)
     engine.add(ask("runs", prompt(34), max_tokens=60))
