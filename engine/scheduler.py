@@ -328,7 +328,8 @@ class Scheduler:
             error = DeadlineExceeded(
                 f"the deadline passed {now - request.deadline:.3f} s ago, "
                 f"after {request.num_output_tokens} output tokens")
-            self._due_outputs.append(self._end(request, FinishReason.ERROR, error=error))
+            output = self._end(request, FinishReason.ERROR, error=error)
+            self._due_outputs.append(output)
         self._next_deadline = min((r.deadline for r in timed if r.deadline > now), default=math.inf)
 
     def _end(

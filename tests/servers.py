@@ -84,8 +84,8 @@ class _Container:
     def __init__(self, name: str, port: int) -> None:
         from testcontainers.core.container import DockerContainer
 
-        container = DockerContainer(IMAGES[name]).with_command(_COMMANDS[name])
-        self._container: Any = container.with_bind_ports(_INNER_PORTS[name], ("127.0.0.1", port))
+        self._container: Any = DockerContainer(IMAGES[name]).with_command(_COMMANDS[name])
+        self._container.ports[str(_INNER_PORTS[name])] = ("127.0.0.1", port)  # `with_bind_ports` publishes everywhere
         self._made = False
 
     def start(self) -> None:

@@ -18,7 +18,7 @@ from engine.outputs import RequestOutput
 from engine.request import EngineRequest
 
 PROGRESS_S = 0.5  # the longest silence towards the receiver
-_MAX_PUSH_BLOCKS = 32  # of one chunk, so that the receiver's copies overlap ours
+_MAX_PUSH_BLOCKS = 16  # of one chunk, so that the receiver's copies overlap ours
 _UNUSED = SamplingParams(max_tokens=1)  # a prefill-only request samples nothing
 
 

@@ -193,14 +193,29 @@ async def test_hanging_up_during_a_hand_off_frees_the_blocks_on_both_sides(pair:
     await pair.settled()
 
 
-async def test_a_prefill_worker_that_vanishes_midway_costs_only_time(pair: Pair) -> None:
+@pytest.mark.parametrize("after_s", [0.0, 0.02, 0.05, 0.1, 0.2, 0.4])
+async def test_a_prefill_worker_that_vanishes_at_any_moment_costs_only_time(pair: Pair, after_s: float) -> None:
+    """B24: before the transfer, half-way, or after the last bytes."""
     prompt = prompt_of(3000)
+    wanted = oracle(prompt, 8)
+    running = asyncio.create_task(pair.run("r", prompt))
+    await asyncio.sleep(after_s)
+    await pair.prefill._host.server.stop(grace=0)
+    assert tokens(await running) == wanted
+    assert pair.received.num_fallbacks <= 1
+    await pair.settled()
+
+
+async def test_what_has_landed_before_the_loss_is_not_computed_again(pair: Pair) -> None:
+    prompt = prompt_of(3000)
+    wanted = oracle(prompt, 8)
     running = asyncio.create_task(pair.run("r", prompt))
     await until(lambda: pair.decode._worker.stats.num_awaiting == 1)  # type: ignore[union-attr]
-    await asyncio.sleep(0.03)
+    await until(lambda: pair.received.num_blocks >= 32)
     await pair.prefill._host.server.stop(grace=0)
-    assert tokens(await running) == oracle(prompt, 8)
+    assert tokens(await running) == wanted
     assert pair.received.num_fallbacks == 1
+    assert 32 <= pair.received.num_blocks < 188
     await pair.settled()
 
 
