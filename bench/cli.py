@@ -42,3 +42,17 @@ def kv(quick: Quick = False, json_file: JsonFile = None) -> None:
 
     if not report("shoal bench kv", measure(quick=quick), json_file):
         raise typer.Exit(1)
+
+
+@app.command()
+def pd(
+    quick: Quick = False, json_file: JsonFile = None,
+    model: Annotated[str, typer.Option(help="model name or folder")] = "smollm2",
+) -> None:
+    """CPU time of a prefill and a decode worker against one mixed worker, for the same requests."""
+    from bench.figures import report
+    from bench.pd import measure
+    from stack.model_fetch import default_cache_dir, resolve_model
+
+    if not report("shoal bench pd", measure(resolve_model(model, default_cache_dir()), quick=quick), json_file):
+        raise typer.Exit(1)

@@ -25,7 +25,7 @@ from proto import kvstore_pb2, kvstore_pb2_grpc
 from stack.ports import free_port
 from stack.servers import nats_spec, valkey_spec
 
-_DRAM_BYTES: Final = 1 << 29
+_DRAM_BYTES: Final = 1 << 30  # a quarter of it is the most that one writer may have open
 _START_S: Final = 30.0
 
 
@@ -53,7 +53,8 @@ class MeasuredStore:
         deadline = time.monotonic() + _START_S
         while not self._directory.records("kvstore"):
             if time.monotonic() > deadline:
-                raise Unavailable(f"no store after {_START_S:g} s: {(self._folder / 'kvstore.log').read_text()[-2000:]}")
+                log = (self._folder / "kvstore.log").read_text()
+                raise Unavailable(f"no store after {_START_S:g} s:\n{log[-2000:]}")
             await asyncio.sleep(0.05)
         self._client = KvStoreClient(self._directory, self._shm_dir)
         self._channel = rpc.open_channel(self._directory.records("kvstore")[0].address)

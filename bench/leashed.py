@@ -43,7 +43,8 @@ class Leashed:
         assert self._process.stdout is not None
         if line:
             self._process.stdin.write(f"{line}\n".encode())
-        answer = (await asyncio.wait_for(self._process.stdout.readline(), timeout_s)).decode().strip()
+        async with asyncio.timeout(timeout_s):
+            answer = (await self._process.stdout.readline()).decode().strip()
         if not answer:
             raise Unavailable(f"a process of the measurement ended:\n{self._log.read_text()[-2000:]}")
         return answer
@@ -53,7 +54,8 @@ class Leashed:
         if self._process.returncode is None:
             self._process.terminate()
             try:
-                await asyncio.wait_for(self._process.wait(), _STOP_S)
+                async with asyncio.timeout(_STOP_S):
+                    await self._process.wait()
             except TimeoutError:
                 self._process.kill()
                 await self._process.wait()

@@ -76,7 +76,8 @@ class NatsBus:
             "disconnected_cb": on_disconnect, "reconnected_cb": on_reconnect,
         }
         try:
-            await asyncio.wait_for(client.connect(**options), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await client.connect(**options)
         except (OSError, TimeoutError, NatsError) as error:
             await _close_quietly(client)
             raise Unavailable(f"NATS at {_without_secret(url)} is not reachable within {timeout_s:g} s "
@@ -161,7 +162,8 @@ def _matches(pattern: list[str], subject: list[str]) -> bool:
 
 async def _close_quietly(client: Client) -> None:
     try:
-        await asyncio.wait_for(client.close(), 2.0)
+        async with asyncio.timeout(2.0):
+            await client.close()
     except (TimeoutError, NatsError, OSError):
         log.debug("bus_close_failed")
 

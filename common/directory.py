@@ -55,7 +55,8 @@ class Directory:
     async def changed(self, timeout_s: float) -> None:
         """Return at the next change, or after `timeout_s`."""
         try:
-            await asyncio.wait_for(self._changed.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
         except TimeoutError:
             return
 

@@ -94,7 +94,8 @@ class RedisRegistry:
         deadline = asyncio.get_running_loop().time() + timeout_s
         while True:
             try:
-                await asyncio.wait_for(client.ping(), _CALL_TIMEOUT_S)
+                async with asyncio.timeout(_CALL_TIMEOUT_S):
+                    await client.ping()
                 return RedisRegistry(client)
             except (RedisError, OSError, TimeoutError, ValueError) as error:
                 if asyncio.get_running_loop().time() >= deadline:

@@ -58,6 +58,9 @@ class KvAdmission:
             self.counts.num_no_room += 1
             self._plain(request)
             return
+        except asyncio.CancelledError:  # the call is not undone: it may have been granted all the same
+            await asyncio.shield(self._give_back(request.request_id))
+            raise
         self.counts.num_reserved += 1
         await self._fill_and_start(generation, request, reservation, present, route)
 

@@ -168,7 +168,8 @@ class Session:
         if not self._unread and not self.closed:
             self._ready.clear()
             try:
-                await asyncio.wait_for(self._ready.wait(), wait_s)
+                async with asyncio.timeout(wait_s):
+                    await self._ready.wait()
             except TimeoutError:
                 return []
         deltas, self._unread = self._unread, []

@@ -24,6 +24,10 @@ class EngineMetrics(Collector):
             ("shoal_requests_waiting", "requests in the queue", stats.num_waiting),
             ("shoal_kv_blocks", "KV blocks", stats.num_blocks),
             ("shoal_kv_free_blocks", "KV blocks that can be granted now, cached ones included", stats.num_free_blocks),
+            ("shoal_kv_awaiting_blocks", "KV blocks reserved for content from elsewhere", stats.num_awaiting_blocks),
+            ("shoal_kv_pinned_blocks", "KV blocks kept for a copy", stats.num_pinned_blocks),
+            ("shoal_requests_awaiting_kv", "requests whose prompt comes from elsewhere", stats.num_awaiting),
+            ("shoal_requests_held", "prompts kept until they are handed off", stats.num_held),
             ("shoal_kv_leaked_blocks", "KV blocks without an owner; must be 0", stats.num_leaked_blocks),
         ):
             yield self._gauge(name, text, value)

@@ -145,7 +145,8 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()
             try:
-                await asyncio.wait_for(self._process.wait(), limit_s)
+                async with asyncio.timeout(limit_s):
+                    await self._process.wait()
             except TimeoutError:
                 if was_ready:
                     self._console.say(f"{self.spec.name} did not drain within {limit_s:g} s: killed", logging.WARNING)

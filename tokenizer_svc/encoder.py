@@ -142,7 +142,8 @@ async def _answer(running: Future[Result], begun: asyncio.Event, timeout_s: floa
     answer.add_done_callback(lambda _: begun.set())
     try:
         await begun.wait()
-        return await asyncio.wait_for(answer, timeout_s)
+        async with asyncio.timeout(timeout_s):
+            return await answer
     except TimeoutError:
         raise InvalidRequest(
             f"messages: rendering the chat template did not end within {timeout_s:g} s", param="messages") from None

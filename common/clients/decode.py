@@ -70,7 +70,8 @@ class DecodeClient:
             if left <= 0:
                 return []
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._connected.wait(), min(left, 0.5))
+                async with asyncio.timeout(min(left, 0.5)):
+                    await self._connected.wait()
         return found
 
     async def generate(self, worker_id: str, generation: Generation) -> AsyncIterator[TokenDelta]:
@@ -208,11 +209,16 @@ class _Link:
     async def _stream(self) -> None:
         call = decode_pb2_grpc.DecodeStub(self._channel).Generate(self._sending())
         try:
-            await asyncio.wait_for(call.initial_metadata(), CONNECT_TIMEOUT_S)
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await call.initial_metadata()
             self.connected = True
             self._event.set()
             self._event.clear()
-            while (batch := await asyncio.wait_for(call.read(), STALL_S)) is not grpc.aio.EOF:
+            while True:
+                async with asyncio.timeout(STALL_S):
+                    batch = await call.read()
+                if batch is grpc.aio.EOF:
+                    return
                 for delta in batch.deltas:
                     queue = self._open.get(delta.request_id)
                     if queue is not None:  # aborted requests may still have a delta on the way

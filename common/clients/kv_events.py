@@ -120,7 +120,8 @@ class KvEventPublisher:
             if not self._waiting:
                 self._wake.clear()
                 try:
-                    await asyncio.wait_for(self._wake.wait(), self._heartbeat_s)
+                    async with asyncio.timeout(self._heartbeat_s):
+                        await self._wake.wait()
                 except TimeoutError:
                     self._waiting.append(self._batch(()))
             batch = self._waiting.popleft()

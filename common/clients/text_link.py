@@ -51,7 +51,8 @@ class TextLink:
         self._asks[item.stream_id] = answer
         self._send(item)
         try:
-            return await asyncio.wait_for(answer, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                return await answer
         except TimeoutError:
             if silence_is_stall:
                 self.close()

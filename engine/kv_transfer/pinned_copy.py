@@ -19,8 +19,13 @@ class PinnedCopies:
         self._current: asyncio.Future[Any] | None = None
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return await asyncio.shield(self.begin(work))
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Start one and go on; await it, shielded, before the next."""
+        assert self._current is None or self._current.done()
         self._current = task = asyncio.ensure_future(work)
-        return await asyncio.shield(task)
+        return task
 
     async def run_thread(self, work: Callable[[], T]) -> T:
         return await self.run(asyncio.to_thread(work))

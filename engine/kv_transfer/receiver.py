@@ -127,6 +127,7 @@ class _Transfer:
         self._first_token = num_present
         self._num_blocks_landed = 0
         self._copies = PinnedCopies()
+        self._telling: asyncio.Future[None] | None = None  # the last call that told the engine of progress
         self.num_landed_tokens = num_present
         self.num_cached_tokens = num_present
 
@@ -142,8 +143,11 @@ class _Transfer:
             await self._copy_in(event, landing)
             landed = self.num_landed_tokens = min(
                 self._num_wanted, self._first_token + self._num_blocks_landed * self._block_size)
-            await self._engine.call(lambda core: core.land(self._request_id, landed))
+            await self._told()
+            self._telling = asyncio.ensure_future(self._engine.call(
+                lambda core: core.land(self._request_id, landed)))  # the next copy does not wait for it
         elif isinstance(event, Done):
+            await self._told()
             self.require_complete()
             self.num_cached_tokens = max(self._first_token, min(event.num_cached_tokens, self._num_wanted))
 
@@ -153,8 +157,15 @@ class _Transfer:
                 f"the sender ended after {self._num_blocks_landed} of {len(self._targets)} blocks")
 
     async def settle(self) -> None:
-        """Return when no copy of ours touches a block any more."""
+        """Return when no copy of ours touches a block any more, and the engine knows what has landed."""
         await self._copies.settle()
+        if self._telling is not None:
+            await asyncio.wait({self._telling})
+            self._telling.exception()  # an engine that has ended says so in the next call, too
+
+    async def _told(self) -> None:
+        if self._telling is not None:
+            await asyncio.shield(self._telling)
 
     def _check(self, event: Landed) -> None:
         end = event.first_block + event.num_blocks
@@ -180,7 +191,8 @@ async def _watched(events: AsyncIterator[PrefillEvent], stall_s: float) -> Async
     try:
         while True:
             try:
-                event = await asyncio.wait_for(anext(events), stall_s)
+                async with asyncio.timeout(stall_s):
+                    event = await anext(events)
             except TimeoutError:
                 raise Unavailable(f"no sign of progress for {stall_s:g} s") from None
             except StopAsyncIteration:

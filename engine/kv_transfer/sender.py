@@ -18,7 +18,7 @@ from engine.outputs import RequestOutput
 from engine.request import EngineRequest
 
 PROGRESS_S = 0.5  # the longest silence towards the receiver
-_MAX_PUSH_BLOCKS = 16  # of one chunk, so that the receiver's copies overlap ours
+_MAX_PUSH_BLOCKS = 32  # of one chunk, so that the receiver's copies overlap ours
 _UNUSED = SamplingParams(max_tokens=1)  # a prefill-only request samples nothing
 
 
@@ -60,7 +60,6 @@ class Sender:
             cache_salt=order.cache_salt, block_hashes=order.block_hashes or None, prefill_only=True)
         self._progress[order.transfer_id] = asyncio.Queue()
         copies = PinnedCopies()
-        reservation: Reservation | None = None
         pusher = self._open_pusher(order)
         try:
             reservation = await self._engine.call(lambda core: core.reserve(request))
@@ -73,7 +72,7 @@ class Sender:
             self.counts.num_blocks += transfer.num_sent
             self.counts.num_bytes += transfer.num_bytes
         finally:
-            await asyncio.shield(self._give_back(order.transfer_id, reservation, copies, pusher))
+            await asyncio.shield(self._give_back(order.transfer_id, copies, pusher))
 
     async def _from_store(self, order: PrefillOrder, reservation: Reservation) -> int:
         """Progress in tokens after what the cache and the store had."""
@@ -109,24 +108,22 @@ class Sender:
     async def _next_progress(self, transfer_id: str) -> int:
         """The newest progress; raises `TimeoutError` after `PROGRESS_S` without any, or what ended the request."""
         queue = self._progress[transfer_id]
-        output = await asyncio.wait_for(queue.get(), PROGRESS_S)
+        async with asyncio.timeout(PROGRESS_S):
+            output = await queue.get()
         while not queue.empty():
             output = queue.get_nowait()
         if output.error is not None:
             raise output.error
         return output.num_computed_tokens
 
-    async def _give_back(
-        self, transfer_id: str, reservation: Reservation | None, copies: PinnedCopies, pusher: Pusher
-    ) -> None:
+    async def _give_back(self, transfer_id: str, copies: PinnedCopies, pusher: Pusher) -> None:
         await copies.settle()
         await pusher.close()
         self._progress.pop(transfer_id, None)
-        if reservation is not None:
-            try:
-                await self._engine.call(lambda core: core.release(transfer_id))
-            except ShoalError:
-                return  # the engine has ended and with it all its blocks
+        try:  # whether or not the reservation was made: a call whose caller was cancelled may still have made it
+            await self._engine.call(lambda core: core.release(transfer_id))
+        except ShoalError:
+            return  # the engine has ended and with it all its blocks
 
 
 class _Outgoing:
@@ -147,15 +144,25 @@ class _Outgoing:
         """Push every block that is complete at `computed` tokens; the tail block once all tokens are there."""
         complete = len(self._sources) if computed >= self._wanted else (
             max(0, computed - self._send_from) // self._block_size)
-        while self.num_sent < complete:
-            first, end = self.num_sent, min(complete, self.num_sent + _MAX_PUSH_BLOCKS)
-            views = [self._engine.core.block_view(block_id) for block_id in self._sources[first:end]]
-            await self._copies.run(_push(self._pusher, first, views))
-            self.num_sent = end
-            self.num_bytes += sum(len(view) for view in views)
-            is_last = end == len(self._sources)
+        pushing = self._begin_push(complete)
+        while pushing is not None:
+            await asyncio.shield(pushing)
+            first, self.num_sent = self.num_sent, self._next_end(complete)
+            pushing = self._begin_push(complete)  # copies on while the event before it is on its way
+            is_last = self.num_sent == len(self._sources)
             num_valid = (self._wanted - 1) % self._block_size + 1 if is_last else self._block_size
-            yield Landed(first, end - first, num_valid, computed)
+            yield Landed(first, self.num_sent - first, num_valid, computed)
+
+    def _begin_push(self, complete: int) -> asyncio.Task[None] | None:
+        if self.num_sent >= complete:
+            return None
+        sources = self._sources[self.num_sent : self._next_end(complete)]
+        views = [self._engine.core.block_view(block_id) for block_id in sources]
+        self.num_bytes += sum(len(view) for view in views)
+        return self._copies.begin(_push(self._pusher, self.num_sent, views))
+
+    def _next_end(self, complete: int) -> int:
+        return min(complete, self.num_sent + _MAX_PUSH_BLOCKS)
 
 
 async def _push(pusher: Pusher, first_block: int, views: Sequence[memoryview]) -> None:

@@ -54,7 +54,8 @@ class WriteBack:
 
     async def stop(self, flush_s: float) -> None:
         try:
-            await asyncio.wait_for(self._idle.wait(), flush_s)
+            async with asyncio.timeout(flush_s):
+                await self._idle.wait()
         except TimeoutError:
             log.warning("write_back_cut_short", queued=len(self._runs))
         if self._task is not None:

@@ -54,12 +54,14 @@ class Api:
         await writer.drain()
         return writer
 
-    async def metric(self, name: str) -> float:
-        return (await asyncio.to_thread(self.stack.metrics, self.worker))[name]
+    async def metric(self, name: str, process: str = "") -> float:
+        return (await asyncio.to_thread(self.stack.metrics, process or self.worker))[name]
 
-    async def until(self, name: str, met: Callable[[float], bool], within_s: float = 5.0) -> None:
+    async def until(
+        self, name: str, met: Callable[[float], bool], within_s: float = 5.0, process: str = ""
+    ) -> None:
         deadline = time.monotonic() + within_s
-        while not met(value := await self.metric(name)):
+        while not met(value := await self.metric(name, process)):
             assert time.monotonic() < deadline, f"{name} is {value} after {within_s:g} s"
             await asyncio.sleep(0.02)
 
@@ -69,15 +71,13 @@ class Api:
         answer = await asyncio.wait_for(self.chat(), 5)
         return (ready.status_code, answer.status_code) == (200, 200)
 
-    async def at_rest(self) -> bool:
+    async def comes_to_rest(self) -> None:
         """Within two seconds nothing runs or waits and all blocks are back; no more tokens are drawn then."""
-        if not await ledger_is_clean(self.stack, [self.worker]):
-            return False
-        if (await asyncio.to_thread(self.stack.metrics, "gateway-0"))["shoal_gateway_requests_in_flight"]:
-            return False
+        assert await ledger_is_clean(self.stack, [self.worker]), self.stack.metrics(self.worker)
+        await self.until("shoal_gateway_requests_in_flight", lambda value: value == 0, 2, "gateway-0")
         drawn = await self.metric("shoal_generated_tokens_total")
         await asyncio.sleep(0.2)
-        return drawn == await self.metric("shoal_generated_tokens_total")
+        assert drawn == await self.metric("shoal_generated_tokens_total")
 
     @asynccontextmanager
     async def unharmed(self) -> AsyncIterator[None]:

@@ -171,7 +171,7 @@ async def test_a_prompt_that_can_never_fit_the_pool_is_refused_and_blocks_nobody
             tight.complete(list(range(1000, 1200)), stream=stream, max_tokens=1), tight.chat())
     refusal(never, [400, 503])
     assert chat.status_code == 200
-    assert await tight.at_rest()
+    await tight.comes_to_rest()
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -186,7 +186,7 @@ async def test_an_output_that_outgrows_the_pool_is_refused_or_ends_there(tight: 
         assert body["choices"][0]["finish_reason"] == "length"
     else:
         refusal(grown, [400, 503])
-    assert await tight.at_rest()
+    await tight.comes_to_rest()
 
 
 @pytest.mark.parametrize(("sampling", "stream"), [
@@ -224,5 +224,5 @@ async def test_preempted_requests_draw_the_tokens_that_they_draw_in_a_large_pool
         assert (found[0].finish_reason, found[0].num_output_tokens < 35) == ("stop", True)
     else:
         assert {(one.finish_reason, one.num_output_tokens) for one in found} == {("length", 35)}
-    assert await tight.at_rest()
+    await tight.comes_to_rest()
     assert await roomy.metric("shoal_preemptions_total") == 0

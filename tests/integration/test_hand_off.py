@@ -21,7 +21,9 @@ from common.sampling_params import SamplingParams
 from common.service_host import Deps
 from decode_svc.config import DecodeConfig
 from decode_svc.service import DecodeService
+from engine.core import Reservation
 from engine.mock_runner import hashed_token
+from engine.request import EngineRequest
 from prefill_svc.config import PrefillConfig
 from prefill_svc.service import PrefillService
 from tests.factories import tiny_llama
@@ -190,6 +192,26 @@ async def test_hanging_up_during_a_hand_off_frees_the_blocks_on_both_sides(pair:
     await asyncio.sleep(after_s)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+    await pair.settled()
+
+
+@pytest.mark.parametrize("side", ["decode", "prefill"])
+async def test_hanging_up_while_blocks_are_being_reserved_frees_them(pair: Pair, side: str) -> None:
+    engine = pair.decode._worker.engine if side == "decode" else pair.prefill._parts.engine  # type: ignore[union-attr]
+    reserve, reached = engine.core.reserve, asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def slow_reserve(asked: EngineRequest) -> Reservation:
+        loop.call_soon_threadsafe(reached.set)
+        time.sleep(0.3)  # in the engine's thread: the caller is gone before the grant
+        return reserve(asked)
+
+    engine.core.reserve = slow_reserve  # type: ignore[method-assign]
+    running = asyncio.create_task(pair.run("left", prompt_of(900), 400))
+    await reached.wait()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await asyncio.sleep(0.5)
     await pair.settled()
 
 

@@ -90,7 +90,6 @@ def test_progress_never_goes_back_and_never_reaches_the_last_token() -> None:
     engine.core.reserve(asked)
     land(engine, asked, 40)
     engine.core.land("r", 20)
-    engine.core.land("r", 40)
     with pytest.raises(InvalidRequest, match="at most 49 tokens may land, got 50"):
         engine.core.land("r", 50)
     engine.core.start("r")
@@ -192,8 +191,9 @@ def test_only_release_ends_a_request_that_awaits_kv() -> None:
     now = 0.0
     engine = Engine(clock=lambda: now)
     engine.core.reserve(ask("r", prompt(50), deadline=5.0))
+    engine.add(ask("overdue", prompt(4), deadline=5.0))
     now = 6.0
-    assert engine.step() == []
+    assert [output.request_id for output in engine.step()] == ["overdue"]
     assert engine.core.abort("r") is None
     assert "r" in engine.core
     for _ in range(2):
@@ -201,7 +201,7 @@ def test_only_release_ends_a_request_that_awaits_kv() -> None:
     assert engine.step() == []
     assert "r" not in engine.core
     assert engine.core.stats().num_free_blocks == engine.config.num_blocks
-    assert engine.runner.forgotten == ["r"]
+    assert engine.runner.forgotten == ["overdue", "r"]
 
 
 def test_the_deadline_counts_again_from_the_start() -> None:
@@ -292,170 +292,6 @@ def test_close_answers_requests_in_every_state_and_frees_their_blocks() -> None:
     with pytest.raises(Unavailable):
         engine.core.reserve(ask("later", prompt(4)))
     engine.core.release("held")
-
-
-def test_prefill_only_makes_the_kv_of_all_but_the_last_token_tells_its_progress_and_is_held() -> None:
-    engine = Engine(max_num_batched_tokens=64)
-    engine.add(ask("p", prompt(150), max_tokens=1, prefill_only=True))
-    progress = []
-    while engine.core.has_work:
-        progress += [(o.num_computed_tokens, o.new_token_ids, o.finish_reason) for o in engine.step()]
-    assert progress == [(64, (), None), (128, (), None), (149, (), None)]
-    assert not any(row.samples for plan in engine.runner.plans for row in plan.rows)
-    assert engine.read(engine.core.block_ids("p"), 149) == prompt(150)[:149]
-    assert engine.core.stats().num_held == 1
-    engine.core.release("p")
-    assert engine.core.stats().num_free_blocks == engine.config.num_blocks
-    assert engine.run(ask("next", prompt(150)))["next"].num_cached_tokens == 144
-
-
-@pytest.mark.parametrize(("num_tokens", "cached"), [(1, 0), (49, 48)])
-def test_prefill_only_with_nothing_to_compute_is_held_at_once(num_tokens: int, cached: int) -> None:
-    engine = Engine(max_num_seqs=1)
-    engine.run(ask("before", prompt(50), max_tokens=1))
-    engine.add(ask("runs", prompt(4), max_tokens=99))
-    engine.core.release("runs")
-    engine.add(ask("p", prompt(num_tokens), prefill_only=True))
-    outputs = engine.step()
-    assert [(o.request_id, o.num_computed_tokens, o.finish_reason) for o in outputs] == [("p", cached, None)]
-    assert (engine.core.has_work, engine.core.stats().num_held) == (False, 1)
-    assert len(engine.core.block_ids("p")) == cached // 16
-    engine.core.check_integrity()
-    assert engine.core.abort("p") is not None
-    assert "p" not in engine.core
-
-
-def test_a_reserved_prefill_only_request_may_get_a_part_from_elsewhere_and_compute_the_rest() -> None:
-    engine = Engine()
-    asked = ask("p", prompt(50), prefill_only=True)
-    assert len(engine.core.reserve(ask("one", [7], prefill_only=True)).block_ids) == 0
-    assert len(engine.core.reserve(ask("full", prompt(49), prefill_only=True)).block_ids) == 3
-    engine.core.reserve(asked)
-    land(engine, asked, 20)
-    engine.core.start("p")
-    assert [o.num_computed_tokens for o in engine.step()] == [49]
-    assert engine.read(engine.core.block_ids("p"), 49) == prompt(50)[:49]
-
-
-def test_a_transfer_that_brought_everything_is_held_at_the_start_and_says_so_unless_released_first() -> None:
-    engine = Engine()
-    for name in ("a", "b"):
-        asked = ask(name, prompt(50, first=ord(name)), prefill_only=True)
-        engine.core.reserve(asked)
-        land(engine, asked, 49)
-        engine.core.start(name)
-    engine.core.release("b")
-    assert [(o.request_id, o.num_computed_tokens) for o in engine.step()] == [("a", 49)]
-
-
-def test_nothing_is_put_out_after_an_abort() -> None:
-    engine = Engine()
-    asked = ask("p", prompt(50), prefill_only=True)
-    engine.core.reserve(asked)
-    land(engine, asked, 49)
-    engine.core.start("p")
-    assert engine.core.abort("p") is not None
-    assert engine.step() == []
-
-
-def test_prefill_only_is_never_preempted() -> None:
-    engine = Engine(num_blocks=8)
-    engine.add(ask("runs", prompt(34), max_tokens=60))
-    engine.add(ask("p", prompt(70, first=4), prefill_only=True))
-    engine.step()
-    before = engine.core.block_ids("p")
-    while not engine.core.stats().num_preemptions:
-        engine.step()
-    assert engine.core.block_ids("p") == before
-    assert engine.runner.forgotten == ["runs"]
-    engine.core.release("p")
-    engine.run()
-    assert engine.tokens["runs"] == oracle(prompt(34), 60)
-
-
-def test_the_clock_takes_no_block_of_a_prefill_only_request_but_ends_one_that_waits() -> None:
-    now = 0.0
-    engine = Engine(clock=lambda: now, max_num_seqs=1, max_num_batched_tokens=16)
-    for name in ("sends", "waits"):
-        engine.add(ask(name, prompt(60, first=ord(name[0])), prefill_only=True, deadline=5.0))
-    engine.step()
-    now = 6.0
-    engine.run()
-    assert list(engine.last) == ["waits"]
-    assert engine.progress["sends"] == 59
-    engine.step()
-    assert "sends" in engine.core
-
-
-@pytest.mark.parametrize("num_drawn", [1, 5, 14])
-def test_a_resumed_request_goes_on_where_the_other_attempt_stopped(num_drawn: int) -> None:
-    engine = Engine(max_num_batched_tokens=64)
-    answer = oracle(prompt(50), 15)
-    chain = hashes(prompt(50))
-    last = engine.run(ask("r", prompt(50), 15, output_token_ids=answer[:num_drawn], block_hashes=chain))
-    assert engine.tokens["r"] == answer
-    assert (last["r"].num_prompt_tokens, last["r"].num_output_tokens) == (50, 15)
-    positions = [row.output_position for plan in engine.runner.plans for row in plan.rows if row.samples]
-    assert positions == list(range(num_drawn, 15))
-
-
-def test_a_resumed_request_hits_the_blocks_of_its_output_and_reports_the_prompts() -> None:
-    engine = Engine()
-    engine.run(ask("first", prompt(20), max_tokens=40))
-    again = ask("again", prompt(20), 60, output_token_ids=engine.tokens["first"])
-    assert engine.run(again)["again"].num_cached_tokens == 19
-    assert engine.runner.plans[-20].rows[0].start == 48
-    assert engine.tokens["again"] == oracle(prompt(20), 60)
-
-
-def test_a_resumed_request_with_nothing_left_to_draw_is_refused() -> None:
-    engine = Engine()
-    drawn: list[tuple[list[int], str, str]] = [
-        ([5, 6, 7], "output_token_ids", "3 tokens are drawn already, but max_tokens is 3"),
-        ([5, 99], "output_token_ids", "token id 99 is outside")]
-    for token_ids, param, message in drawn:
-        with pytest.raises(InvalidRequest, match=message) as caught:
-            engine.core.add(ask("r", prompt(4), 3, output_token_ids=token_ids))
-        assert caught.value.param == param
-
-
-def test_peek_tells_the_hit_of_a_prompt_and_changes_nothing() -> None:
-    engine = Engine()
-    engine.run(ask("a", prompt(50), cache_salt="s"))
-    for num_tokens, cached in ((1, 0), (16, 0), (17, 16), (48, 32), (49, 48), (50, 48)):
-        assert engine.core.peek(prompt(50)[:num_tokens], "", "s") == cached
-    assert engine.core.peek(prompt(50)) == 0
-    without = Engine(enable_prefix_caching=False)
-    without.run(ask("a", prompt(50)))
-    assert without.core.peek(prompt(50)) == 0
-
-
-def test_pinned_content_outlives_the_need_for_blocks_and_is_granted_after_the_unpin() -> None:
-    engine = Engine(num_blocks=4)
-    engine.run(ask("a", prompt(40), max_tokens=1))
-    chain = hashes(prompt(40))
-    pinned = engine.core.pin([*chain, bytes(16)])
-    assert list(pinned) == chain
-    assert (engine.core.stats().num_pinned_blocks, engine.core.stats().num_free_blocks) == (2, 2)
-    engine.run(ask("b", prompt(20, first=4), max_tokens=1))
-    engine.core.reset_prefix_cache()
-    assert engine.read(list(pinned.values()), 32) == prompt(40)[:32]
-    assert engine.core.peek(prompt(40)) == 32
-    engine.core.unpin(pinned.values())
-    engine.run(ask("c", prompt(62, first=5), max_tokens=1))
-    assert engine.core.peek(prompt(40)) == 0
-
-
-def test_waiting_tokens_are_those_that_stand_before_the_next_draws() -> None:
-    engine = Engine(max_num_batched_tokens=64)
-    engine.add(ask("decodes", prompt(4), max_tokens=99))
-    engine.step()
-    assert engine.core.stats().num_waiting_tokens == 0
-    engine.add(ask("long", prompt(100, first=4)))
-    engine.add(ask("p", prompt(31, first=5), prefill_only=True))
-    assert engine.core.stats().num_waiting_tokens == 130
-    engine.step()
-    assert engine.core.stats().num_waiting_tokens == 67
 
 
 @pytest.mark.parametrize("state", ["awaits", "held"])
