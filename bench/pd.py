@@ -37,7 +37,7 @@ _SENTENCE: Final = (
 
 def measure(model_path: Path, *, quick: bool) -> list[Figure]:
     """`quick` takes fewer pairs of a single prompt, so nothing at once."""
-    num_pairs, num_prompts = (3, 1) if quick else (10, 4)
+    num_pairs, num_prompts = (3, 1) if quick else (10, 2)
     with ExitStack() as opened:
         folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="shoal-bench-", ignore_cleanup_errors=True))
         apart = opened.enter_context(_Stack(Path(folder, "apart"), model_path, {"prefill": 1, "decode": 1}))

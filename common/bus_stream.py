@@ -94,6 +94,8 @@ class StreamFollower:
                 await self._follow()
             except (NatsError, TimeoutError, OSError) as error:
                 log.debug("stream_not_open", stream=self._stream.name, error=repr(error))
+            except Exception:  # whatever it was, a listener does not stay deaf
+                log.exception("stream_follower_failed", stream=self._stream.name)
             await asyncio.sleep(HEARTBEAT_S)
 
     async def _follow(self) -> None:

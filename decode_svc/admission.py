@@ -9,6 +9,7 @@ copy in hand, then gives its blocks back.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -35,10 +36,13 @@ class AdmissionCounts:
 
 
 class KvAdmission:
-    """`find_route` says how to reach the prefill worker of a placement, or None when it is gone."""
+    """`find_route` says how to reach the prefill worker of a placement, or None when it is gone.
+
+    `loader` is None where nothing cached may be used.
+    """
 
     def __init__(
-        self, engine: AsyncEngine, loader: StoreLoader, receiver: Receiver,
+        self, engine: AsyncEngine, loader: StoreLoader | None, receiver: Receiver,
         find_route: Callable[[Placement], Route | None], *, block_size: int, timeout_s: float,
     ) -> None:
         self._engine, self._loader, self._receiver = engine, loader, receiver
@@ -48,7 +52,7 @@ class KvAdmission:
     async def admit(self, generation: Generation, request: EngineRequest) -> None:
         """Return once the scheduler has the request. Raises the `ShoalError` that refuses it."""
         route = self._find_route(generation.placement) if generation.placement else None
-        present = await self._loader.blocks_present(self._loadable(generation))
+        present = await self._loader.blocks_present(self._loadable(generation)) if self._loader is not None else 0
         if route is None and not present:
             self._plain(request)
             return
@@ -73,13 +77,15 @@ class KvAdmission:
         route: Route | None,
     ) -> None:
         started = False
+        left_s = self._timeout_s if request.deadline is None else min(
+            self._timeout_s, max(0.001, request.deadline - time.monotonic()))
         try:
             have = await self._load(generation, reservation, present)
             cached = have
             wanted = len(request.prompt_token_ids) + len(request.output_token_ids) - 1
             if route is not None and have < wanted:
                 received = await self._receiver.receive(
-                    route, request, reservation.block_ids, have, generation.timeout_s or self._timeout_s)
+                    route, request, reservation.block_ids, have, left_s)
                 cached = received.num_cached_tokens
             await self._engine.call(lambda core: core.start(request.request_id, num_cached_tokens=cached))
             started = True
@@ -90,7 +96,7 @@ class KvAdmission:
     async def _load(self, generation: Generation, reservation: Reservation, present: int) -> int:
         """Tokens there are after what the store had."""
         have = reservation.num_cached_tokens
-        if not self._loader.is_worth(present - have // self._block_size):
+        if self._loader is None or not self._loader.is_worth(present - have // self._block_size):
             return have
         loaded = await self._loader.load(
             generation.request_id, generation.block_hashes[:present], reservation.block_ids, have // self._block_size)
@@ -102,6 +108,6 @@ class KvAdmission:
 
     async def _give_back(self, request_id: str) -> None:
         try:
-            await self._engine.call(lambda core: core.release(request_id))
+            await self._engine.call(lambda core: core.release(request_id), always=True)
         except ShoalError:
             log.debug("nothing_to_release", request_id=request_id)  # the engine has ended, and its blocks with it

@@ -15,6 +15,7 @@ from prometheus_client import REGISTRY
 from common import logs
 from common.blocks.host_id import host_id, open_shm_dir
 from common.blocks.landing import Landings
+from common.blocks.segment import remove_stale
 from common.clients.channels import ChannelPool
 from common.clients.generate import delta_to_proto, generation_from_proto
 from common.clients.kv_events import KvEventPublisher
@@ -70,6 +71,7 @@ class DecodeService:
         key = await self._deps.registry.deployment_key()
         loaded = await asyncio.to_thread(ModelEngine.load, config, self._model, key)
         await self._directory.start()
+        await asyncio.to_thread(remove_stale, self._shm_dir)  # landing files of a life that was killed
         worker = self._worker = DecodeWorker(loaded.core, self._model, self._on_kv_events, self._deps.fail)
         kv = self._kv = WorkerKv(
             worker.engine, self._store, loaded.fingerprint, writes=config.store_policy == "all")
@@ -84,7 +86,8 @@ class DecodeService:
         receiver = self._receiver = Receiver(
             worker.engine, PrefillClient(self._channels), landings.open, loaded.fingerprint,
             stall_s=config.handoff_stall_s)
-        admission = KvAdmission(worker.engine, kv.loader, receiver, self._find_route, block_size=config.block_size,
+        loader = kv.loader if config.enable_prefix_caching else None
+        admission = KvAdmission(worker.engine, loader, receiver, self._find_route, block_size=config.block_size,
                                 timeout_s=config.handoff_timeout_s)
         worker.start(admission)
         kv.start()

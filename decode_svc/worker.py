@@ -63,8 +63,13 @@ class DecodeWorker:
     async def stop(self, timeout_s: float = 10.0) -> None:
         """Answer what is left with an error and join the engine's thread."""
         self._accepts = False
-        for task in list(self._admitting.values()):
-            task.cancel()
+        admitting = list(self._admitting)
+        for request_id in admitting:
+            owner = self._owners.pop(request_id, None)
+            if owner is not None:
+                owner.deliver([TokenDelta(request_id, (), FinishReason.ERROR, Unavailable(
+                    "the worker is stopping", retry_after_s=1.0))])
+            self._end_admission(request_id)
         if self._admitting:
             await asyncio.wait(self._admitting.values(), timeout=timeout_s)
         await self.engine.stop(timeout_s)
@@ -74,7 +79,9 @@ class DecodeWorker:
         return await self.engine.call(EngineCore.reset_prefix_cache)
 
     def submit(self, session: Session, generation: Generation) -> None:
-        """Refusals become the request's only delta."""
+        """Refusals become the request's only delta; a session that is closed has nobody to answer."""
+        if session.closed:
+            return
         try:
             self._check(generation)
         except ShoalError as error:
@@ -83,6 +90,7 @@ class DecodeWorker:
         self._owners[generation.request_id] = session
         task = asyncio.create_task(self._admit(generation))
         self._admitting[generation.request_id] = task
+        task.add_done_callback(lambda done: self._admitted(generation, done))
 
     def abort(self, session: Session, request_id: str) -> None:
         if self._owners.get(request_id) is session:
@@ -122,30 +130,27 @@ class DecodeWorker:
 
     async def _admit(self, generation: Generation) -> None:
         assert self._admission is not None
-        error: ShoalError | None = None
-        try:
-            await self._admission.admit(generation, _engine_request(generation))
-        except ShoalError as refused:
-            error = refused
-        except asyncio.CancelledError:
-            error = Cancelled("the caller gave the request up")
-        except Exception as fault:
-            log.exception("admission_failed")
-            error = InternalError(f"the request could not be admitted: {type(fault).__name__}")
-        finally:
-            del self._admitting[generation.request_id]
-        if error is not None:
-            owner = self._owners.pop(generation.request_id, None)
-            if owner is not None:
-                owner.deliver([_refusal(generation, error)])
+        await self._admission.admit(generation, _engine_request(generation))
+
+    def _admitted(self, generation: Generation, task: asyncio.Task[None]) -> None:
+        """Also of a task that was cancelled before its first step."""
+        del self._admitting[generation.request_id]
+        error = _refused_because(task)
+        owner = self._owners.pop(generation.request_id, None) if error is not None else None
+        if owner is not None and error is not None:
+            owner.deliver([_refusal(generation, error)])
 
     def _end(self, request_id: str) -> None:
         """Abort it where it is: a task that brings its KV must first let go of its blocks."""
-        admitting = self._admitting.get(request_id)
-        if admitting is not None:
-            admitting.cancel()
+        if request_id in self._admitting:
+            self._end_admission(request_id)
         else:
             self.engine.abort(request_id)
+
+    def _end_admission(self, request_id: str) -> None:
+        task = self._admitting[request_id]
+        if not task.cancelling():
+            task.cancel()
 
 
 class Session:
@@ -189,6 +194,16 @@ class Session:
             self.closed = True
             self._ready.set()
             self._worker.close_session(self)
+
+
+def _refused_because(admitting: asyncio.Task[None]) -> ShoalError | None:
+    if admitting.cancelled():
+        return Cancelled("the caller gave the request up")
+    fault = admitting.exception()
+    if fault is None or isinstance(fault, ShoalError):
+        return fault
+    log.error("admission_failed", exc_info=fault)
+    return InternalError(f"the request could not be admitted: {type(fault).__name__}")
 
 
 def _engine_request(generation: Generation) -> EngineRequest:

@@ -50,8 +50,11 @@ class AsyncEngine:
         self._engine.start()
 
     async def stop(self, timeout_s: float = 10.0) -> None:
-        """Answer what is left with an error and join the engine's thread."""
-        await asyncio.to_thread(self._engine.stop, timeout_s)
+        """Answer what is left with an error and join the engine's thread, which may be longer in a step than that."""
+        try:
+            await asyncio.to_thread(self._engine.stop, timeout_s)
+        except TimeoutError:
+            log.error("engine_does_not_stop", limit_s=timeout_s)
         await asyncio.sleep(0)  # what was handed over last is delivered
 
     def submit(self, request: EngineRequest) -> None:
@@ -61,9 +64,12 @@ class AsyncEngine:
     def abort(self, request_id: str) -> None:
         self._engine.abort(request_id)
 
-    async def call(self, run: Callable[[EngineCore], T]) -> T:
-        """Run between two steps, in the engine's thread; raises what it raises. Not undone by a cancellation."""
-        return await asyncio.wrap_future(self._engine.call(run))
+    async def call(self, run: Callable[[EngineCore], T], *, always: bool = False) -> T:
+        """Run between two steps, in the engine's thread; raises what it raises. Not undone by a cancellation.
+
+        `always`: also when many calls wait, for what gives blocks back.
+        """
+        return await asyncio.wrap_future(self._engine.call(run, always=always))
 
     def _on_step(self, outputs: list[RequestOutput]) -> None:
         self._hand_over(self._listener.on_outputs, outputs)

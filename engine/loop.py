@@ -105,12 +105,15 @@ class EngineLoop:
                 self._commands.append(_Abort(request_id))
                 self._wake.notify()
 
-    def call(self, run: Callable[[EngineCore], T]) -> Future[T]:
-        """Run `run(core)` between two steps. The future fails with what it raises, or as `submit` is refused."""
+    def call(self, run: Callable[[EngineCore], T], *, always: bool = False) -> Future[T]:
+        """Run `run(core)` between two steps. The future fails with what it raises, or as `submit` is refused.
+
+        `always`: also beyond a full queue, for what gives blocks back; bounded by what holds them.
+        """
         future: Future[T] = Future()
         with self._wake:
             try:
-                self._enqueue(_Call(run, future))
+                self._enqueue(_Call(run, future), always)
             except ShoalError as error:
                 future.set_exception(error)
         return future
@@ -130,10 +133,10 @@ class EngineLoop:
     def _is_live(self, request_id: str) -> bool:
         return request_id in self._submitted or request_id in self._core
 
-    def _enqueue(self, command: _Command) -> None:
+    def _enqueue(self, command: _Command, always: bool = False) -> None:
         if self._closed_by is not None or self._is_stopping:
             raise Unavailable(self._closed_by.message if self._closed_by else "the engine is stopping")
-        if len(self._commands) >= self._max_commands:
+        if len(self._commands) >= self._max_commands and not always:
             raise Overloaded(
                 f"{len(self._commands)} commands are queued, the limit is {self._max_commands}",
                 retry_after_s=FULL_RETRY_AFTER_S)

@@ -2,8 +2,8 @@
 
 States of an attempt: placed (by the router, or by load when no router answers) → tokens → finished, or → failed: the
 worker could not be reached, refused, or was lost. The next attempt goes to another worker and carries all tokens so
-far, so the stream goes on without gap or repeat. It ends in an error only when the attempts are used up, when no
-worker is there within `worker_wait_s`, or at the deadline.
+far, so the stream goes on without gap or repeat. Before the first token a refusal of all workers, or `max_placements`
+of them, is the answer; after it, only the lack of any worker for `worker_wait_s`, or the deadline, ends the stream.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from common import logs
-from common.errors import InternalError, Overloaded, ShoalError, Unavailable, WorkerLost
+from common.errors import Cancelled, InternalError, Overloaded, ShoalError, Unavailable, WorkerLost
 from common.generation import DecodePort, FinishReason, Generation, TokenDelta, WorkerView
 from common.placement import Placement, RouteQuery, RouterPort
 from gateway import metrics, placement
@@ -28,7 +28,7 @@ _LOOK_AGAIN_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class AttemptLimits:
-    """`max_placements` counts all workers that one request may be sent to; `worker_wait_s` each wait for one."""
+    """`max_placements` counts workers in a row that brought no token; `worker_wait_s` bounds each wait for one."""
 
     worker_wait_s: float
     max_placements: int
@@ -51,10 +51,12 @@ class Attempts:
 
     async def deltas(self) -> AsyncGenerator[TokenDelta, None]:
         """Up to and with the one that has a finish reason. Raises the `ShoalError` that ended the last attempt."""
+        num_fruitless = 0
         while True:
-            worker = await self._next_worker()
-            self.last_placement = placed = await self._place(worker)
+            workers = await self._next_workers()
+            self.last_placement = placed = await self._place(workers)
             self.num_placements += 1
+            num_tokens_before = len(self._tokens)
             try:
                 async with _closing(self._decode.generate(placed.decode_worker_id, self._sent(placed))) as deltas:
                     async for delta in deltas:
@@ -65,10 +67,14 @@ class Attempts:
                 raise WorkerLost(f"worker {placed.decode_worker_id} ended the stream of tokens without a finish")
             except _REPLACEABLE as error:
                 self._note_failure(placed, error)
-                if self.num_placements >= self._limits.max_placements:
+                if len(self._tokens) > num_tokens_before:
+                    num_fruitless = 0
+                elif not (self._tokens and isinstance(error, Overloaded)):  # a stream that has begun waits for room
+                    num_fruitless += 1
+                if num_fruitless >= self._limits.max_placements:
                     raise
 
-    async def _next_worker(self) -> list[WorkerView]:
+    async def _next_workers(self) -> list[WorkerView]:
         """Workers on which this request has not failed; waits for one to come (back)."""
         loop = asyncio.get_running_loop()
         end = min(self._deadline, loop.time() + self._limits.worker_wait_s)
@@ -77,9 +83,11 @@ class Attempts:
                        if (w.worker_id, w.incarnation) not in self._failed]
             if workers:
                 return workers
-            refusals = [e for e in self._failed.values() if isinstance(e, Overloaded)]
-            if refusals or loop.time() >= end:
-                raise refusals[-1] if refusals else self._last_failure()
+            refused = {key: e for key, e in self._failed.items() if isinstance(e, Overloaded)}
+            if loop.time() >= end or (refused and not self._tokens):
+                raise [*refused.values(), self._last_failure()][0]
+            for key in refused:  # a stream that has begun asks a full worker again
+                del self._failed[key]
             await asyncio.sleep(min(_LOOK_AGAIN_S, max(0.0, end - loop.time())))
 
     async def _place(self, workers: list[WorkerView]) -> Placement:
@@ -87,7 +95,7 @@ class Attempts:
         by_id = {worker.worker_id: worker for worker in workers}
         if self._router is not None:
             try:
-                chosen = await self._router.route(self._query())
+                chosen = await self._router.route(self._query(workers))
                 if chosen.decode_worker_id in by_id:
                     return replace(chosen, decode_incarnation=by_id[chosen.decode_worker_id].incarnation)
             except Unavailable:
@@ -99,14 +107,15 @@ class Attempts:
         assert worker is not None, "there is at least one"
         return Placement(worker.worker_id, worker.incarnation)
 
-    def _query(self) -> RouteQuery:
+    def _query(self, workers: list[WorkerView]) -> RouteQuery:
         generation = self._generation
+        present = {worker.worker_id for worker in workers}  # a new life of a worker that failed is not excluded
         return RouteQuery(
             request_id=generation.request_id, model=generation.model, block_hashes=generation.block_hashes,
             num_prompt_tokens=len(generation.prompt_token_ids) + len(self._tokens),
             max_tokens=generation.params.max_tokens - len(self._tokens), cache_salt=generation.cache_salt,
-            timeout_s=self._timeout_s(), exclude=tuple(worker_id for worker_id, _ in self._failed),
-            attempt=self.num_placements)
+            timeout_s=self._timeout_s(), attempt=self.num_placements,
+            exclude=tuple(worker_id for worker_id, _ in self._failed if worker_id not in present))
 
     def _sent(self, placed: Placement) -> Generation:
         return replace(
@@ -136,6 +145,8 @@ class Attempts:
 
 
 def _raise_failure(delta: TokenDelta) -> None:
+    if isinstance(delta.error, Cancelled):  # only a client cancels, and that does not come from a worker
+        raise WorkerLost(f"the worker gave the request up: {delta.error.message}")
     if delta.finish_reason is FinishReason.ERROR:
         raise delta.error or InternalError("the worker failed without naming the error")
     if delta.finish_reason is FinishReason.ABORT:

@@ -35,6 +35,8 @@ class OutcomeClock:
         self._finish_reason = finish_reason
 
     def failed(self, error: BaseException) -> None:
+        if self._finish_reason:  # the reader closes the generator once it has the ending
+            return
         if isinstance(error, ShoalError):
             self._error_code = error.code
         elif isinstance(error, GeneratorExit | asyncio.CancelledError):

@@ -80,7 +80,8 @@ class PrefillDesk:
         found = self._running.get(transfer_id)
         if found is None or found[1] != epoch:
             return True
-        found[0].cancel()
+        if not found[0].cancelling():
+            found[0].cancel()
         while transfer_id in self._running:
             await asyncio.sleep(0.01)
         return True

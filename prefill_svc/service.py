@@ -135,7 +135,8 @@ class _Parts:
         self._deps, self._publisher, self.store = service._deps, service._publisher, store
         self.engine = AsyncEngine(loaded.core, self)
         self.kv = WorkerKv(self.engine, store, loaded.fingerprint, writes=config.store_policy == "all")
-        self.sender = Sender(self.engine, self.kv.loader, service.open_pusher, config.block_size)
+        loader = self.kv.loader if config.enable_prefix_caching else None
+        self.sender = Sender(self.engine, loader, service.open_pusher, config.block_size)
         self.desk = PrefillDesk(
             self.sender, loaded.fingerprint, service._host.incarnation, max_transfers=config.max_transfers,
             grant_lease_s=config.grant_lease_s)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from common.blocks.segment import SUFFIX, Segment
 from common.blocks.spare_segments import SpareSegments, drop
-from common.errors import InvalidRequest, NotFound
+from common.errors import InvalidRequest, NotFound, Overloaded, Unavailable
 from common.hand_off import GRPC, SHM, Landing, Ticket
 
 LANDING_PREFIX = "landing-"
@@ -28,6 +28,7 @@ class Landings:
         self._spares = SpareSegments(shm_dir)
 
     def open(self, transport: str, transfer_id: str, num_blocks: int) -> Landing:
+        """Raises `Overloaded` or `Unavailable` when there is no memory for the area."""
         path = self._shm_dir / f"{LANDING_PREFIX}{transfer_id}{SUFFIX}" if transport == SHM else None
         ticket = Ticket(transport, self._worker_id, self._incarnation, self.address, str(path or ""),
                         self._block_bytes, num_blocks)
@@ -61,7 +62,16 @@ class FileLanding:
     def __init__(self, ticket: Ticket, path: Path, spares: SpareSegments) -> None:
         self.ticket = ticket
         self._spares = spares
-        self._segment: Segment = spares.take(path, ticket.num_blocks * ticket.block_bytes)
+        num_bytes = ticket.num_blocks * ticket.block_bytes
+        try:
+            self._segment: Segment = spares.take(path, num_bytes)
+        except OSError as error:
+            raise Unavailable(f"no landing file of {num_bytes} bytes: {error.strerror}", retry_after_s=1.0) from None
+        try:  # without its memory, a write into it would kill the sender
+            self._segment.reserve(0, num_bytes)
+        except Overloaded:
+            drop(self._segment)
+            raise
 
     def view(self, index: int) -> memoryview:
         return self._segment.view(index * self.ticket.block_bytes, self.ticket.block_bytes)

@@ -18,9 +18,9 @@ class ShmPusher:
     """Writes into the landing file of a ticket, which must lie in `shm_dir`: one copy per block, in a thread."""
 
     def __init__(self, ticket: Ticket, shm_dir: Path, mapped: MappedSegments) -> None:
-        path = Path(ticket.segment)
-        if path.parent != shm_dir or not path.name.startswith(LANDING_PREFIX):
-            raise InvalidRequest(f"ticket.segment: must be a landing file in {shm_dir}", param="ticket.segment")
+        path = shm_dir / Path(ticket.segment).name  # the receiver may know the same folder by another name
+        if not path.name.startswith(LANDING_PREFIX):
+            raise InvalidRequest("ticket.segment: must be a landing file", param="ticket.segment")
         self._ticket, self._path, self._mapped = ticket, path, mapped
         self._segment: Segment | None = None
 

@@ -19,7 +19,7 @@ from common.bus import Bus
 from common.clients.generate import delta_from_proto, generation_to_proto
 from common.clients.worker import LOAD_SUBJECT
 from common.directory import Directory
-from common.errors import InvalidRequest, ShoalError, Unavailable, WorkerLost
+from common.errors import Cancelled, InvalidRequest, ShoalError, Unavailable, WorkerLost
 from common.generation import Generation, ModelFacts, TokenDelta, WorkerView
 from common.service_record import ServiceRecord
 from proto import decode_pb2, decode_pb2_grpc, events_pb2
@@ -88,7 +88,7 @@ class DecodeClient:
                     raise delta
                 finished = delta.finish_reason is not None
                 if delta.error is not None:
-                    raise delta.error
+                    raise WorkerLost(delta.error.message) if isinstance(delta.error, Cancelled) else delta.error
                 yield delta
         finally:
             link.forget(generation.request_id, abort=not finished)
@@ -135,6 +135,9 @@ class DecodeClient:
                     model, record.capacity.get("max_model_len", 0), int(record.started_at_unix_s))
 
 
+_Commands = asyncio.Queue[decode_pb2.GenerateCommand | None]
+
+
 class _Link:
     """One `Generate` stream to one incarnation of a worker, kept up until `close`."""
 
@@ -143,7 +146,7 @@ class _Link:
         self.connected = False
         self._event = connected_event
         self._open: dict[str, asyncio.Queue[TokenDelta | ShoalError]] = {}
-        self._commands: asyncio.Queue[decode_pb2.GenerateCommand] = asyncio.Queue(MAX_QUEUED_COMMANDS)
+        self._commands: _Commands = asyncio.Queue()  # of the attempt that is connected
         self._channel = rpc.open_channel(record.address)
         self._task = asyncio.create_task(self._run())
 
@@ -156,10 +159,8 @@ class _Link:
             raise InvalidRequest(f"request_id: {generation.request_id!r} is in use", param="request_id")
         # A queue holds one request's unread deltas: bounded by its max_tokens.
         queue: asyncio.Queue[TokenDelta | ShoalError] = asyncio.Queue()
-        try:
-            self._commands.put_nowait(decode_pb2.GenerateCommand(submit=generation_to_proto(generation)))
-        except asyncio.QueueFull:
-            raise Unavailable("the stream to the worker is congested", retry_after_s=1.0) from None
+        if not self._send(decode_pb2.GenerateCommand(submit=generation_to_proto(generation))):
+            raise Unavailable("the stream to the worker is congested", retry_after_s=1.0)
         self._open[generation.request_id] = queue
         return queue
 
@@ -167,9 +168,7 @@ class _Link:
         if self._open.pop(request_id, None) is None or not (abort and self.connected):
             return
         command = decode_pb2.GenerateCommand(abort=decode_pb2.Abort(request_id=request_id, reason="caller left"))
-        try:
-            self._commands.put_nowait(command)
-        except asyncio.QueueFull:  # an unsent abort would leak blocks: break the stream, which aborts all
+        if not self._send(command):  # an unsent abort would leak blocks: break the stream, which aborts all
             log.error("link_congested", worker_id=self.record.service_id)
             self._task.cancel()
             self._task = asyncio.create_task(self._run())
@@ -200,18 +199,18 @@ class _Link:
             finally:
                 was, self.connected = self.connected, False
                 self._fail_open(f"decode worker {self.record.service_id} was lost")
-                while not self._commands.empty():
-                    self._commands.get_nowait()
             if was:
                 log.warning("worker_lost", worker_id=self.record.service_id, why=why)
             await asyncio.sleep(RECONNECT_WAIT_S)
 
     async def _stream(self) -> None:
-        call = decode_pb2_grpc.DecodeStub(self._channel).Generate(self._sending())
+        # A call that has ended does not cancel its reader of commands, so each attempt has a queue of its own.
+        commands: _Commands = asyncio.Queue(MAX_QUEUED_COMMANDS + 1)
+        call = decode_pb2_grpc.DecodeStub(self._channel).Generate(_sending(commands))
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await call.initial_metadata()
-            self.connected = True
+            self._commands, self.connected = commands, True
             self._event.set()
             self._event.clear()
             while True:
@@ -225,12 +224,23 @@ class _Link:
                         queue.put_nowait(delta_from_proto(delta))
         finally:
             call.cancel()
+            while not commands.empty():
+                commands.get_nowait()
+            commands.put_nowait(None)
 
-    async def _sending(self) -> AsyncIterator[decode_pb2.GenerateCommand]:
-        while True:
-            yield await self._commands.get()
+    def _send(self, command: decode_pb2.GenerateCommand) -> bool:
+        """False when the stream is congested."""
+        if self._commands.qsize() >= MAX_QUEUED_COMMANDS:
+            return False
+        self._commands.put_nowait(command)
+        return True
 
     def _fail_open(self, why: str) -> None:
         for queue in self._open.values():
             queue.put_nowait(WorkerLost(why, retry_after_s=1.0))
         self._open.clear()
+
+
+async def _sending(commands: _Commands) -> AsyncIterator[decode_pb2.GenerateCommand]:
+    while (command := await commands.get()) is not None:
+        yield command

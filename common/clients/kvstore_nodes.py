@@ -1,7 +1,8 @@
 """The live store nodes: which one holds a run of a chain, a channel and the opened segments of each.
 
 A `StoreNode`'s life: made at its first use → used ⇄ failed (left alone for a while; what it holds is a miss, and is
-not looked for elsewhere) → retired (its record is gone, or a new incarnation came: channel and segments are closed).
+not looked for elsewhere) → retired (its record is gone, or a new incarnation came: calls that run on it may end, then
+channel and segments are closed).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from proto import kvstore_pb2_grpc
 
 SERVICE: Final = "kvstore"
 FAILED_S: Final = 2.0  # a node that did not answer is left alone for this long
+RETIRE_S: Final = 15.0  # longer than any call takes
 
 
 class StoreNode:
@@ -71,6 +73,8 @@ class StoreNodes:
         return node if node.healthy else None
 
     async def close(self) -> None:
+        for task in self._retiring:
+            task.cancel()
         await asyncio.gather(*self._retiring, return_exceptions=True)
         for node in self._nodes.values():
             await node.close()
@@ -86,9 +90,16 @@ class StoreNodes:
     def _retire_gone(self) -> None:
         listed = {(record.service_id, record.incarnation) for record in self._directory.all(SERVICE)}
         for key in self._nodes.keys() - listed:
-            task = asyncio.create_task(self._nodes.pop(key).close())
+            task = asyncio.create_task(_close_later(self._nodes.pop(key)))
             self._retiring.add(task)
             task.add_done_callback(self._retiring.discard)
+
+
+async def _close_later(node: StoreNode) -> None:
+    try:
+        await asyncio.sleep(RETIRE_S)
+    finally:
+        await node.close()
 
 
 def _weight(service_id: str, head: BlockHash) -> bytes:

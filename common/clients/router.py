@@ -11,6 +11,8 @@ import asyncio
 import time
 from typing import Final
 
+import grpc.aio
+
 from common import rpc
 from common.bus import Bus
 from common.clients.router_wire import OUTCOME_SUBJECT, outcome_to_proto, placement_from, query_to_proto
@@ -44,9 +46,9 @@ class RouterClient:
         for replica in self._in_order():
             try:
                 answer = await replica.stub.Route(request, timeout=self._attempt_timeout_s)
-            except (Unavailable, DeadlineExceeded) as error:
+            except (Unavailable, DeadlineExceeded, grpc.aio.UsageError) as error:  # the last: closed meanwhile
                 replica.failed_at = time.monotonic()
-                failure = error.message
+                failure = str(error)
                 continue
             if answer.HasField("refusal"):
                 raise rpc.error_from_proto(answer.refusal)

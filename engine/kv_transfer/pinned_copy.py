@@ -31,5 +31,17 @@ class PinnedCopies:
         return await self.run(asyncio.to_thread(work))
 
     async def settle(self) -> None:
-        while self._current is not None and not self._current.done():
-            await asyncio.wait({self._current})
+        if self._current is not None:
+            await wait_through(self._current)
+
+
+async def wait_through(future: asyncio.Future[Any]) -> None:
+    """Return when it is done, however often the caller is cancelled meanwhile; a cancellation is raised after that."""
+    cancelled = False
+    while not future.done():
+        try:
+            await asyncio.wait({future})
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        raise asyncio.CancelledError

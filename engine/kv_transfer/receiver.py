@@ -15,7 +15,7 @@ from common.errors import InternalError, Overloaded, ShoalError, Unavailable
 from common.hand_off import Done, Landed, Landing, PrefillEvent, PrefillOrder, PrefillPort, Ticket
 from common.service_record import Fingerprint
 from engine.async_engine import AsyncEngine
-from engine.kv_transfer.pinned_copy import PinnedCopies
+from engine.kv_transfer.pinned_copy import PinnedCopies, wait_through
 from engine.request import EngineRequest
 
 log = logs.get(__name__)
@@ -97,9 +97,11 @@ class Receiver:
             await asyncio.shield(self._prefill.abort(route.address, transfer_id, self._epoch))
             raise
         finally:
-            await transfer.settle()
-            if landing is not None:
-                landing.close(quiet=quiet)
+            try:
+                await transfer.settle()
+            finally:
+                if landing is not None:
+                    landing.close(quiet=quiet)
         return Received(transfer.num_landed_tokens, transfer.num_cached_tokens)
 
     async def _ask_for_slot(self, route: Route, transfer_id: str, request: EngineRequest) -> None:
@@ -160,7 +162,7 @@ class _Transfer:
         """Return when no copy of ours touches a block any more, and the engine knows what has landed."""
         await self._copies.settle()
         if self._telling is not None:
-            await asyncio.wait({self._telling})
+            await wait_through(self._telling)
             self._telling.exception()  # an engine that has ended says so in the next call, too
 
     async def _told(self) -> None:
@@ -186,6 +188,7 @@ class _Transfer:
         self._counts.num_bytes += sum(len(source) for _, source in pairs)
 
 
+# The sender says nothing while its engine stands still, so whatever it says is a sign of life.
 async def _watched(events: AsyncIterator[PrefillEvent], stall_s: float) -> AsyncGenerator[PrefillEvent, None]:
     """The events up to `Done`; raises `Unavailable` after `stall_s` without one."""
     try:

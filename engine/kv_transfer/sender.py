@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from common.block_hash import BlockHash
 from common.errors import ShoalError
@@ -12,7 +13,7 @@ from common.hand_off import Done, Landed, PrefillEvent, PrefillOrder, Progress, 
 from common.sampling_params import SamplingParams
 from engine.async_engine import AsyncEngine
 from engine.core import Reservation
-from engine.kv_transfer.pinned_copy import PinnedCopies
+from engine.kv_transfer.pinned_copy import PinnedCopies, wait_through
 from engine.kv_transfer.store_loader import StoreLoader
 from engine.outputs import RequestOutput
 from engine.request import EngineRequest
@@ -60,10 +61,15 @@ class Sender:
             cache_salt=order.cache_salt, block_hashes=order.block_hashes or None, prefill_only=True)
         self._progress[order.transfer_id] = asyncio.Queue()
         copies = PinnedCopies()
-        pusher = self._open_pusher(order)
+        pusher: Pusher | None = None
+        loading: asyncio.Future[int] | None = None
         try:
+            pusher = self._open_pusher(order)
             reservation = await self._engine.call(lambda core: core.reserve(request))
-            have = await self._from_store(order, reservation)
+            loading = asyncio.ensure_future(self._from_store(order, reservation))
+            async for progress in _signs_of_life(loading, 0):
+                yield progress
+            have = await loading
             await self._engine.call(lambda core: core.start(order.transfer_id, num_cached_tokens=have))
             transfer = _Outgoing(self._engine, order, reservation.block_ids, pusher, copies, self._block_size)
             async for event in self._compute_and_push(order, transfer, have):
@@ -72,7 +78,7 @@ class Sender:
             self.counts.num_blocks += transfer.num_sent
             self.counts.num_bytes += transfer.num_bytes
         finally:
-            await asyncio.shield(self._give_back(order.transfer_id, copies, pusher))
+            await asyncio.shield(self._give_back(order.transfer_id, loading, copies, pusher))
 
     async def _from_store(self, order: PrefillOrder, reservation: Reservation) -> int:
         """Progress in tokens after what the cache and the store had."""
@@ -91,16 +97,18 @@ class Sender:
         self, order: PrefillOrder, transfer: _Outgoing, have: int
     ) -> AsyncGenerator[PrefillEvent, None]:
         wanted = len(order.token_ids) - 1
-        computed = have
+        computed, num_steps = have, -1
         while True:
-            async for landed in transfer.push_up_to(computed):
-                yield landed
+            async for event in transfer.push_up_to(computed):
+                yield event
             if computed >= wanted:
                 break
             try:
                 computed = await self._next_progress(order.transfer_id)
-            except TimeoutError:
-                yield Progress(computed)
+            except TimeoutError:  # an engine that stands still is not to look alive
+                before, num_steps = num_steps, self._engine.stats.num_steps
+                if num_steps != before:
+                    yield Progress(computed)
         self.counts.num_tokens_cached += have
         self.counts.num_tokens_computed += wanted - have
         yield Done(num_tokens_computed=wanted - have, num_cached_tokens=have, bytes_sent=transfer.num_bytes)
@@ -116,12 +124,18 @@ class Sender:
             raise output.error
         return output.num_computed_tokens
 
-    async def _give_back(self, transfer_id: str, copies: PinnedCopies, pusher: Pusher) -> None:
+    async def _give_back(
+        self, transfer_id: str, loading: asyncio.Future[int] | None, copies: PinnedCopies, pusher: Pusher | None
+    ) -> None:
+        if loading is not None and not loading.done():
+            loading.cancel()
+            await wait_through(loading)
         await copies.settle()
-        await pusher.close()
+        if pusher is not None:
+            await pusher.close()
         self._progress.pop(transfer_id, None)
         try:  # whether or not the reservation was made: a call whose caller was cancelled may still have made it
-            await self._engine.call(lambda core: core.release(transfer_id))
+            await self._engine.call(lambda core: core.release(transfer_id), always=True)
         except ShoalError:
             return  # the engine has ended and with it all its blocks
 
@@ -140,13 +154,15 @@ class _Outgoing:
         self.num_sent = 0
         self.num_bytes = 0
 
-    async def push_up_to(self, computed: int) -> AsyncGenerator[Landed, None]:
+    async def push_up_to(self, computed: int) -> AsyncGenerator[Landed | Progress, None]:
         """Push every block that is complete at `computed` tokens; the tail block once all tokens are there."""
         complete = len(self._sources) if computed >= self._wanted else (
             max(0, computed - self._send_from) // self._block_size)
         pushing = self._begin_push(complete)
         while pushing is not None:
-            await asyncio.shield(pushing)
+            async for progress in _signs_of_life(pushing, computed):
+                yield progress
+            await pushing
             first, self.num_sent = self.num_sent, self._next_end(complete)
             pushing = self._begin_push(complete)  # copies on while the event before it is on its way
             is_last = self.num_sent == len(self._sources)
@@ -163,6 +179,14 @@ class _Outgoing:
 
     def _next_end(self, complete: int) -> int:
         return min(complete, self.num_sent + _MAX_PUSH_BLOCKS)
+
+
+async def _signs_of_life(work: asyncio.Future[Any], computed: int) -> AsyncGenerator[Progress, None]:
+    """Until the work is done, tell now and then that it goes on. The work bounds itself in time."""
+    while not work.done():
+        await asyncio.wait({work}, timeout=PROGRESS_S)
+        if not work.done():
+            yield Progress(computed)
 
 
 async def _push(pusher: Pusher, first_block: int, views: Sequence[memoryview]) -> None:

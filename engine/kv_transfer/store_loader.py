@@ -12,7 +12,6 @@ from common import logs
 from common.block_hash import BlockHash
 from common.service_record import Fingerprint
 from engine.async_engine import AsyncEngine
-from engine.kv_transfer.pinned_copy import PinnedCopies
 from engine.kv_transfer.store_port import StorePort
 
 log = logs.get(__name__)
@@ -69,12 +68,8 @@ class StoreLoader:
         def sink(index: int, source: memoryview) -> None:
             np.copyto(targets[index], np.frombuffer(source, np.uint8))
 
-        copies = PinnedCopies()
         started = time.perf_counter()
-        try:
-            loaded = await copies.run(self._store.get(chain, self._fingerprint, sink))
-        finally:
-            await copies.settle()
+        loaded = await self._store.get(chain, self._fingerprint, sink)
         self._measure(loaded, time.perf_counter() - started)
         if loaded:
             num_tokens = (num_present + loaded) * self._fingerprint.block_size

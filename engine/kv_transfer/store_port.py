@@ -16,7 +16,10 @@ class StorePort(Protocol):
         """How many leading blocks of the chain are present."""
 
     async def get(self, hashes: Sequence[BlockHash], fingerprint: Fingerprint, sink: Sink) -> int:
-        """Hand the longest present prefix to `sink`, checksums verified; how many blocks that were."""
+        """Hand the longest present prefix to `sink`, checksums verified; how many blocks that were.
+
+        However often it is cancelled, it returns only when no thread of it calls `sink` any more.
+        """
 
     async def put(
         self, hashes: Sequence[BlockHash], parent: BlockHash, fingerprint: Fingerprint, views: Sequence[memoryview]

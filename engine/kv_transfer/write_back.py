@@ -76,9 +76,9 @@ class WriteBack:
                 hashes, parent = self._next_run()
                 try:
                     await self._write(hashes, parent)
-                except ShoalError as error:
+                except Exception as error:  # these blocks are lost to the store; the next ones are not
                     self.counts.num_dropped_blocks += len(hashes)
-                    log.warning("write_back_failed", error=error.message)
+                    log.warning("write_back_failed", error=repr(error), exc_info=not isinstance(error, ShoalError))
             self._ready.clear()
             self._idle.set()
 
@@ -108,4 +108,4 @@ class WriteBack:
             self.counts.num_dropped_blocks += len(hashes) - len(held)
         finally:
             block_ids = list(pinned.values())
-            await asyncio.shield(self._engine.call(lambda core: core.unpin(block_ids)))
+            await asyncio.shield(self._engine.call(lambda core: core.unpin(block_ids), always=True))

@@ -20,6 +20,7 @@ class Stream(NamedTuple):
     error: Exception | None
     seconds: float
     num_cached_tokens: int
+    token_ids: tuple[int, ...]
 
 
 def prompt(number: int, num_words: int) -> str:
@@ -32,19 +33,22 @@ async def stream(
 ) -> Stream:
     """One completion, whatever becomes of it; the salt makes its prompt new to every cache."""
     got, reason, error, cached = "", None, None, 0
+    ids: list[int] = []
     started = time.monotonic()
     try:
         chunks: Any = await openai.completions.create(
             model=model, prompt=text, max_tokens=num_tokens, stream=True, stream_options={"include_usage": True},
-            **{"temperature": 0, **sampling}, extra_body={"ignore_eos": True, "cache_salt": salt})
+            **{"temperature": 0, **sampling},
+            extra_body={"ignore_eos": True, "cache_salt": salt, "return_token_ids": True})
         async for chunk in chunks:
             cached = chunk.usage.prompt_tokens_details.cached_tokens if chunk.usage else cached
             for choice in chunk.choices:
                 got += choice.text
+                ids += getattr(choice, "token_ids", ())
                 reason = choice.finish_reason or reason
     except APIError as caught:
         error = caught
-    return Stream(got, reason, error, time.monotonic() - started, cached)
+    return Stream(got, reason, error, time.monotonic() - started, cached, tuple(ids))
 
 
 async def disturbed(

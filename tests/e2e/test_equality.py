@@ -20,6 +20,7 @@ from tests.stack import RunningStack
 NUM_PROMPTS = 20
 NUM_TOKENS = 48
 WORKERS = ("prefill-0", "decode-0", "decode-1")
+Ids = tuple[int, ...]
 ENV = {"SHOAL_ROUTER_LOCAL_PREFILL_TOKENS": "16", "SHOAL_ROUTER_HANDOFF_PATIENCE": "1000"}
 
 
@@ -33,13 +34,13 @@ def model(request: pytest.FixtureRequest, smollm2: Path, tmp_path_factory: pytes
 
 
 @pytest.fixture(scope="module")
-def mixed(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The texts of one mixed worker that computes everything itself."""
+def mixed(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Ids]:
+    """The token ids of one mixed worker that computes everything itself."""
     folder = tmp_path_factory.mktemp("mixed")
     with RunningStack(folder, model=str(model), runner="torch", mixed=1, kvstore=0, router=0) as running:
-        texts = asyncio.run(all_texts(running))
-    assert len(set(texts)) > NUM_PROMPTS // 2
-    return texts
+        ids = asyncio.run(all_ids(running))
+    assert len(set(ids)) > NUM_PROMPTS // 2
+    return ids
 
 
 @pytest.fixture(scope="module")
@@ -50,11 +51,11 @@ def stack(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run
         yield running
 
 
-async def all_texts(stack: RunningStack) -> list[str]:
+async def all_ids(stack: RunningStack) -> list[Ids]:
     async with AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=170) as client:
         done = await asyncio.gather(*streams(client, stack.model))
     assert [s.error for s in done] == [None] * NUM_PROMPTS
-    return [s.text for s in done]
+    return [s.token_ids for s in done]
 
 
 def streams(openai: AsyncOpenAI, model: str, salt: str = ""):  # type: ignore[no-untyped-def]
@@ -97,21 +98,21 @@ async def restart(stack: RunningStack, *names: str) -> None:
         await asyncio.to_thread(stack.wait_healed, name)
 
 
-async def test_handed_off_over_shared_memory(stack: RunningStack, openai: AsyncOpenAI, mixed: list[str]) -> None:
+async def test_handed_off_over_shared_memory(stack: RunningStack, openai: AsyncOpenAI, mixed: list[Ids]) -> None:
     done = await asyncio.gather(*streams(openai, stack.model))
-    assert [s.text for s in done] == mixed
+    assert [s.token_ids for s in done] == mixed
     assert moved(stack, "shm") > 0
     assert moved(stack, "grpc") == 0
     assert await ledger_is_clean(stack, WORKERS)
 
 
 async def test_restored_from_the_store_after_all_workers_were_restarted(
-    stack: RunningStack, openai: AsyncOpenAI, mixed: list[str]
+    stack: RunningStack, openai: AsyncOpenAI, mixed: list[Ids]
 ) -> None:
     assert await at_rest(stack) > 0
     await restart(stack, *WORKERS)
     done = await asyncio.gather(*streams(openai, stack.model))
-    assert [s.text for s in done] == mixed
+    assert [s.token_ids for s in done] == mixed
     assert sum(s.num_cached_tokens > 0 for s in done) > NUM_PROMPTS // 2
     assert total(stack, "shoal_kv_store_loaded_blocks_total") > 0
     assert stack.metrics("kvstore-0")["shoal_kvstore_hits_total"] > 0
@@ -119,12 +120,12 @@ async def test_restored_from_the_store_after_all_workers_were_restarted(
 
 
 async def test_restored_from_ssd_after_the_store_was_restarted_too(
-    stack: RunningStack, openai: AsyncOpenAI, mixed: list[str]
+    stack: RunningStack, openai: AsyncOpenAI, mixed: list[Ids]
 ) -> None:
     await at_rest(stack)
     await restart(stack, "kvstore-0", *WORKERS)
     done = await asyncio.gather(*streams(openai, stack.model))
-    assert [s.text for s in done] == mixed
+    assert [s.token_ids for s in done] == mixed
     from_disk = [s.value for s in samples(stack.service("kvstore-0").metrics_address or "")
                  if s.name == "shoal_kvstore_hits_total" and s.labels["tier"] == "ssd"]
     assert sum(from_disk) > 0
@@ -132,7 +133,7 @@ async def test_restored_from_ssd_after_the_store_was_restarted_too(
 
 
 async def test_migrated_at_a_random_token(
-    stack: RunningStack, openai: AsyncOpenAI, mixed: list[str], model: Path
+    stack: RunningStack, openai: AsyncOpenAI, mixed: list[Ids], model: Path
 ) -> None:
     """The worker dies somewhere between the first and the last token of its streams, several times over."""
     rng = random.Random(11)
@@ -143,18 +144,18 @@ async def test_migrated_at_a_random_token(
             streams(openai, stack.model, salt=f"m{turn}"), 0.05 + 0.4 * rng.random(),
             lambda: stack.kill("decode-0", signal.SIGKILL))
         assert [s.error for s in shaken] == [None] * NUM_PROMPTS
-        assert [s.text for s in shaken] == mixed
+        assert [s.token_ids for s in shaken] == mixed
         num_moved += stack.metrics("gateway-0").get("shoal_gateway_migrations_total", 0) - before
         await asyncio.to_thread(stack.wait_healed, "decode-0")
     assert num_moved > 0
 
 
 async def test_handed_off_as_messages(
-    model: Path, mixed: list[str], tmp_path_factory: pytest.TempPathFactory
+    model: Path, mixed: list[Ids], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("grpc")
     with RunningStack(folder, model=str(model), runner="torch", prefill=1, decode=2, kvstore=0, router=1,
                       transport="grpc", env=ENV) as running:
-        assert await all_texts(running) == mixed
+        assert await all_ids(running) == mixed
         assert moved(running, "grpc") > 0
         assert moved(running, "shm") == 0

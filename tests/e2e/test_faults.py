@@ -117,6 +117,24 @@ async def test_a_decode_worker_that_dies_or_stalls_has_its_streams_go_on_elsewhe
     assert await ledger_is_clean(stack, WORKERS)
 
 
+async def test_a_nats_that_hangs_and_comes_back_is_not_noticed(
+    stack: RunningStack, openai: AsyncOpenAI, quiet: list[str]
+) -> None:
+    """B28: idle for longer than its clients' patience, then twenty requests at once after it is back."""
+    pid = stack.pid_of("nats")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        during = await stream(openai, stack.model, prompt(0, PROMPT_WORDS), num_tokens=8)
+        await asyncio.sleep(6)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    after = [await stream(openai, stack.model, prompt(i % NUM_STREAMS, 20), num_tokens=2) for i in range(20)]
+    assert during.error is None
+    assert quiet[0].startswith(during.text)
+    assert [s.error for s in after] == [None] * 20
+    assert max(s.seconds for s in after) < 10
+
+
 async def test_only_when_no_decode_worker_is_left_do_streams_end_and_then_with_an_error_in_time(
     stack: RunningStack, openai: AsyncOpenAI, quiet: list[str]
 ) -> None:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
+import pytest
 
-from common.errors import Overloaded, Unavailable, WorkerLost
-from common.generation import Generation, WorkerView
+from common.errors import Cancelled, Overloaded, Unavailable, WorkerLost
+from common.generation import FinishReason, Generation, TokenDelta, WorkerView
 from common.placement import Placement, RequestOutcome, RouteQuery
 from tests.fakes import FINGERPRINT, MODEL, FakeDecode, Step
 from tests.http_gateway import http_gateway
@@ -133,8 +134,53 @@ async def test_a_worker_that_comes_back_as_a_new_life_takes_the_stream_up() -> N
 
 
 async def test_placements_of_one_request_are_capped() -> None:
-    decode = FakeDecode(script=loses({f"w{i}": 1 for i in range(9)}), workers_=workers(9))
+    decode = FakeDecode(script=loses({f"w{i}": 0 for i in range(9)}), workers_=workers(9))
     async with http_gateway(decode, max_placements=3) as gateway:
         reply = await gateway.complete("p", max_tokens=200)
     assert reply.status_code == 503
     assert len(decode.placed) == 3
+
+
+async def test_a_stream_that_gets_on_may_move_as_often_as_workers_are_lost() -> None:
+    decode = FakeDecode(script=loses({f"w{i}": 1 for i in range(9)}), workers_=workers(10))
+    async with http_gateway(decode, max_placements=3) as gateway:
+        reply = await gateway.complete("p", max_tokens=200)
+    assert reply.json()["choices"][0]["text"] == TEXT
+    assert len(decode.placed) == 10
+
+
+async def test_a_begun_stream_waits_for_the_only_worker_left_when_that_is_full() -> None:
+    full = 3
+
+    def script(worker_id: str, generation: Generation) -> list[Step]:
+        nonlocal full
+        if worker_id == "w1" and generation.output_token_ids and full:
+            full -= 1
+            return [Overloaded("full", retry_after_s=1.0)]
+        return loses({"w0": 7})(worker_id, generation)  # type: ignore[no-any-return]
+
+    async with http_gateway(FakeDecode(script=script, workers_=workers(2)), worker_wait_s=3) as gateway:
+        reply = await gateway.complete("p", max_tokens=200)
+    assert reply.json()["choices"][0]["text"] == TEXT
+    assert full == 0
+
+
+async def test_a_worker_that_says_cancelled_is_a_lost_worker_and_never_a_silent_end() -> None:
+    def script(worker_id: str, generation: Generation) -> list[Step]:
+        if worker_id == "w0":
+            return [[*TEXT.encode()[:3]], TokenDelta(
+                generation.request_id, (), FinishReason.ERROR, Cancelled("gave it up"))]
+        return loses({})(worker_id, generation)  # type: ignore[no-any-return]
+
+    async with http_gateway(FakeDecode(script=script, workers_=workers(2))) as gateway:
+        assert (await gateway.complete("p", max_tokens=200)).json()["choices"][0]["text"] == TEXT
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_outcome_of_a_finished_request_names_no_error(stream: bool) -> None:
+    router = FakeRouter()
+    async with http_gateway(FakeDecode(script=loses({}), workers_=workers(1)), router=router) as gateway:
+        await gateway.complete("p", max_tokens=200, stream=stream)
+    [outcome] = router.outcomes
+    assert (outcome.finish_reason, outcome.error_code) == ("stop", "")
+    assert outcome.ttft_s > 0
