@@ -53,8 +53,8 @@ def measure(model_path: Path, *, quick: bool) -> list[Figure]:
                 seconds = dict(zip(order, _pair(*order, at_once, num), strict=True))
                 used[at_once].append((seconds[apart], seconds[mixed]))
                 bar.advance(task)
-        apart.require_hand_offs(num_pairs * sum(num for _, num in loads))
-    return figures(used)
+        whole = apart.whole_hand_offs(num_pairs * sum(num for _, num in loads))
+    return [*figures(used), Figure("hand-offs that brought the whole prompt", whole, "of 1")]
 
 
 def figures(used: dict[int, list[tuple[float, float]]]) -> list[Figure]:
@@ -103,11 +103,13 @@ class _Stack:
             self.texts = list(threads.map(lambda number: self._complete(api, salt, number), range(num_prompts)))
         return self._cpu_s() - before
 
-    def require_hand_offs(self, num_prompts: int) -> None:
+    def whole_hand_offs(self, num_prompts: int) -> float:
+        """The part that did not end early. Raises `InternalError` when not all prompts were handed off at all."""
         found = scrape(self._state.processes["decode-0"].metrics_address)
-        moved, failed = found.get("shoal_kv_transfers_total", 0), found.get("shoal_kv_transfer_fallbacks_total", 0)
-        if moved < num_prompts or failed:
-            raise InternalError(f"{moved:g} prompts were handed off, {failed:g} of them not to the end")
+        begun = found.get("shoal_kv_transfers_total", 0)
+        if begun < num_prompts:
+            raise InternalError(f"{begun:g} of {num_prompts} prompts were handed off")
+        return 1 - found["shoal_kv_transfer_fallbacks_total"] / begun
 
     def _complete(self, api: ApiClient, salt: str, number: int) -> str:
         known = _SENTENCE.split()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from engine.outputs import RequestOutput
 from engine.request import EngineRequest
 
 PROGRESS_S = 0.5  # the longest silence towards the receiver
+MAX_STEP_S = 15.0  # an engine that takes longer for a step is not to look alive
 _MAX_PUSH_BLOCKS = 32  # of one chunk, so that the receiver's copies overlap ours
 _UNUSED = SamplingParams(max_tokens=1)  # a prefill-only request samples nothing
 
@@ -62,15 +64,13 @@ class Sender:
         self._progress[order.transfer_id] = asyncio.Queue()
         copies = PinnedCopies()
         pusher: Pusher | None = None
-        loading: asyncio.Future[int] | None = None
+        preparing: asyncio.Future[tuple[Reservation, int]] | None = None
         try:
             pusher = self._open_pusher(order)
-            reservation = await self._engine.call(lambda core: core.reserve(request))
-            loading = asyncio.ensure_future(self._from_store(order, reservation))
-            async for progress in _signs_of_life(loading, 0):
+            preparing = asyncio.ensure_future(self._prepare(order, request))
+            async for progress in _signs_of_life(preparing, 0):
                 yield progress
-            have = await loading
-            await self._engine.call(lambda core: core.start(order.transfer_id, num_cached_tokens=have))
+            reservation, have = await preparing
             transfer = _Outgoing(self._engine, order, reservation.block_ids, pusher, copies, self._block_size)
             async for event in self._compute_and_push(order, transfer, have):
                 yield event
@@ -78,7 +78,14 @@ class Sender:
             self.counts.num_blocks += transfer.num_sent
             self.counts.num_bytes += transfer.num_bytes
         finally:
-            await asyncio.shield(self._give_back(order.transfer_id, loading, copies, pusher))
+            await asyncio.shield(self._give_back(order.transfer_id, preparing, copies, pusher))
+
+    async def _prepare(self, order: PrefillOrder, request: EngineRequest) -> tuple[Reservation, int]:
+        """Reserve, take what the store has, and start; each call to the engine may wait for a long step."""
+        reservation = await self._engine.call(lambda core: core.reserve(request))
+        have = await self._from_store(order, reservation)
+        await self._engine.call(lambda core: core.start(order.transfer_id, num_cached_tokens=have))
+        return reservation, have
 
     async def _from_store(self, order: PrefillOrder, reservation: Reservation) -> int:
         """Progress in tokens after what the cache and the store had."""
@@ -97,7 +104,8 @@ class Sender:
         self, order: PrefillOrder, transfer: _Outgoing, have: int
     ) -> AsyncGenerator[PrefillEvent, None]:
         wanted = len(order.token_ids) - 1
-        computed, num_steps = have, -1
+        computed = have
+        stands = _Standstill(self._engine)
         while True:
             async for event in transfer.push_up_to(computed):
                 yield event
@@ -105,9 +113,8 @@ class Sender:
                 break
             try:
                 computed = await self._next_progress(order.transfer_id)
-            except TimeoutError:  # an engine that stands still is not to look alive
-                before, num_steps = num_steps, self._engine.stats.num_steps
-                if num_steps != before:
+            except TimeoutError:
+                if stands.seconds() < MAX_STEP_S:
                     yield Progress(computed)
         self.counts.num_tokens_cached += have
         self.counts.num_tokens_computed += wanted - have
@@ -125,11 +132,11 @@ class Sender:
         return output.num_computed_tokens
 
     async def _give_back(
-        self, transfer_id: str, loading: asyncio.Future[int] | None, copies: PinnedCopies, pusher: Pusher | None
+        self, transfer_id: str, preparing: asyncio.Future[Any] | None, copies: PinnedCopies, pusher: Pusher | None
     ) -> None:
-        if loading is not None and not loading.done():
-            loading.cancel()
-            await wait_through(loading)
+        if preparing is not None and not preparing.done():
+            preparing.cancel()
+            await wait_through(preparing)
         await copies.settle()
         if pusher is not None:
             await pusher.close()
@@ -138,6 +145,20 @@ class Sender:
             await self._engine.call(lambda core: core.release(transfer_id), always=True)
         except ShoalError:
             return  # the engine has ended and with it all its blocks
+
+
+class _Standstill:
+    """How long an engine has ended no step, as far as one looks."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+        self._num_steps, self._since = -1, 0.0
+
+    def seconds(self) -> float:
+        now = time.monotonic()
+        if self._engine.stats.num_steps != self._num_steps:
+            self._num_steps, self._since = self._engine.stats.num_steps, now
+        return now - self._since
 
 
 class _Outgoing:

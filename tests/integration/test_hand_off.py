@@ -253,6 +253,15 @@ async def test_a_prefill_worker_that_stalls_is_given_up(pair: Pair, monkeypatch:
     await pair.settled()
 
 
+async def test_a_prefill_worker_whose_steps_take_longer_than_the_stall_limit_is_not_given_up(pair: Pair) -> None:
+    pair.prefill._parts.engine.core._runner._step_seconds = 1.5  # type: ignore[union-attr]
+    prompts = [prompt_of(200, seed=1), prompt_of(210, seed=2)]  # the second is reserved while a step runs
+    done = await asyncio.gather(*(pair.run(f"r{i}", p) for i, p in enumerate(prompts)))
+    assert [tokens(d) for d in done] == [oracle(p, 8) for p in prompts]
+    assert pair.received.num_fallbacks == 0
+    await pair.settled()
+
+
 async def test_a_placement_that_names_a_worker_that_is_gone_is_computed_here(pair: Pair) -> None:
     prompt = prompt_of(100)
     gone = Placement("decode-0", prefill_worker_id="prefill-9")
