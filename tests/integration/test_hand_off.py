@@ -253,7 +253,10 @@ async def test_a_prefill_worker_that_stalls_is_given_up(pair: Pair, monkeypatch:
     await pair.settled()
 
 
-async def test_a_prefill_worker_whose_steps_take_longer_than_the_stall_limit_is_not_given_up(pair: Pair) -> None:
+async def test_a_prefill_worker_whose_steps_take_longer_than_the_stall_limit_is_not_given_up(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.kv_transfer.sender.PROGRESS_S", 0.1)
     pair.prefill._parts.engine.core._runner._step_seconds = 1.5  # type: ignore[union-attr]
     prompts = [prompt_of(200, seed=1), prompt_of(210, seed=2)]  # the second is reserved while a step runs
     done = await asyncio.gather(*(pair.run(f"r{i}", p) for i, p in enumerate(prompts)))
