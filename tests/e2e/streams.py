@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ class Stream(NamedTuple):
 
 
 def prompt(number: int, num_words: int) -> str:
-    words = (WORDS * (num_words // 19 + 1)).split()[:num_words]
+    words = random.Random(number).choices(WORDS.split(), k=num_words)
     return f"Stream number {number}: " + " ".join(words)
 
 
