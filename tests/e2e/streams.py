@@ -30,7 +30,8 @@ def prompt(number: int, num_words: int) -> str:
 
 
 async def stream(
-    openai: AsyncOpenAI, model: str, text: str, *, num_tokens: int, salt: str = "", **sampling: Any
+    openai: AsyncOpenAI, model: str, text: str, *, num_tokens: int, salt: str = "",
+    on_chunk: Callable[[], None] = lambda: None, **sampling: Any,
 ) -> Stream:
     """One completion, whatever becomes of it; the salt makes its prompt new to every cache."""
     got, reason, error, cached = "", None, None, 0
@@ -43,6 +44,7 @@ async def stream(
             extra_body={"ignore_eos": True, "cache_salt": salt, "return_token_ids": True})
         async for chunk in chunks:
             cached = chunk.usage.prompt_tokens_details.cached_tokens if chunk.usage else cached
+            on_chunk()
             for choice in chunk.choices:
                 got += choice.text
                 ids += getattr(choice, "token_ids", ())
