@@ -115,7 +115,7 @@ def chat(
     url: Url = "",
     model: Annotated[str, typer.Option(help="Default: the first that the gateway lists.")] = "",
     system: Annotated[str, typer.Option(help="System prompt.")] = "",
-    temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")] = 0.2,
+    temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")] = 0.0,
     api_key: ApiKey = "",
     state_dir: StateDir = None,
 ) -> None:

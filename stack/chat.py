@@ -66,7 +66,7 @@ class Conversation:
     api: ApiClient
     model: str
     system: str = ""
-    temperature: float = 0.2  # with top_p 0.9 what the makers of the small default model advise
+    temperature: float = 0.0
     messages: list[Json] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
 
