@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from common.errors import ShoalError
 from common.placement import Placement
@@ -22,6 +22,25 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
+class TokenLogprobs(NamedTuple):
+    """Natural logarithms of the model's own probabilities, before any penalty, temperature or mask."""
+
+    logprob: float  # of the token that stands at this position
+    top_token_ids: tuple[int, ...] = ()  # the likeliest, best first; ties by id
+    top_logprobs: tuple[float, ...] = ()
+
+
+class RequestTiming(NamedTuple):
+    """Where an engine spent a request's time, as far as it has come. Seconds and counts."""
+
+    queue_s: float = 0.0  # submitted -> first admitted
+    prefill_s: float = 0.0  # first admitted -> first drawn token; 0 before
+    decode_s: float = 0.0  # first drawn token -> now
+    num_chunks: int = 0  # steps that computed tokens of it without drawing, and the one that drew the first
+    num_steps: int = 0  # all steps it took part in
+    num_preemptions: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Generation:
     """One request as a decode worker takes it. `request_id` is ours and unique, never the client's."""
@@ -36,13 +55,18 @@ class Generation:
     timeout_s: float = 0.0  # remaining time; 0 = none
     trace_context: Mapping[str, str] = field(default_factory=dict)
     placement: Placement | None = None
-    output_token_ids: tuple[int, ...] = ()  # drawn by an earlier attempt: replayed, not sent again
+    output_token_ids: tuple[int, ...] = ()  # drawn by an earlier attempt: replayed, not sent again; only with n = 1
     attempt: int = 0
+    choice: int = 0  # index of the only choice that runs; of n > 1 choices all run, from 0
+    priority: int = 0  # lower runs first
 
 
 @dataclass(frozen=True, slots=True)
 class TokenDelta:
-    """What one engine step brought for one request. The last one has a `finish_reason`."""
+    """What one engine step brought for one choice of a request. The last one of a choice has a `finish_reason`.
+
+    An error ends all choices at once.
+    """
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -53,6 +77,10 @@ class TokenDelta:
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     queue_s: float = 0.0  # submitted → first admitted by the scheduler
+    choice: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one for each of token_ids, where asked for
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()  # one for each prompt token, None for the first; once
+    timing: RequestTiming | None = None  # with a choice's first token and with its last
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,13 @@ from redis.exceptions import RedisError
 
 from common import logs
 from common.errors import FingerprintMismatch, Unavailable
+from common.metrics import counter
 from common.service_record import ServiceRecord
 
 log = logs.get(__name__)
+
+REGISTERED = counter("shoal_registrations_total", "times this service registered: once, and after each lost lease")
+LEASE_FAILURES = counter("shoal_lease_failures_total", "heartbeats that did not reach the registry")
 
 Records: TypeAlias = list[ServiceRecord]
 _Answer: TypeAlias = list[bytes]
@@ -186,6 +190,7 @@ class _RedisLease:
             except FingerprintMismatch as error:
                 log.error("lease_refused", error=error.message)
             except (RedisError, OSError, TimeoutError) as error:
+                LEASE_FAILURES.inc()
                 log.warning("lease_unreachable", error=type(error).__name__)
 
     async def _write(self) -> None:
@@ -201,6 +206,7 @@ class _RedisLease:
                     log.error("lease_superseded", service_id=self.record.service_id)
                 self._fenced = True
             elif answer[1] == b"1":  # the key was gone: the first registration, or a lost lease
+                REGISTERED.inc()
                 self.record = dataclasses.replace(self.record, lease=self.record.lease + 1)
                 log.info("lease_registered", lease=self.record.lease)
 

@@ -8,6 +8,7 @@ generators.
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, Final, cast
 
@@ -22,6 +23,7 @@ from common.errors import (
     Unavailable,
     from_wire,
 )
+from common.metrics import counter, histogram
 from proto import common_pb2
 
 log = logs.get(__name__)
@@ -29,6 +31,10 @@ log = logs.get(__name__)
 ERROR_KEY: Final = "shoal-error-bin"
 MAX_MESSAGE_BYTES: Final = 32 << 20
 DEFAULT_TIMEOUT_S: Final = 10.0
+CALL_S = histogram(
+    "shoal_rpc_seconds", "time of an answered unary call, failed ones included",
+    (.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10), ["method"])
+FAILED = counter("shoal_rpc_errors_total", "calls that ended in an error, by error code", ["method", "code"])
 _OPTIONS: Final = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -101,24 +107,35 @@ def _received(context: grpc.aio.ServicerContext[Any, Any]) -> dict[str, str]:
     return {k: v for k, v in context.invocation_metadata() or () if isinstance(v, str)}
 
 
+def _short(method: str) -> str:
+    """`Route` of `/shoal.Router/Route`: only methods that exist have a handler, so the set is closed."""
+    return method.rpartition("/")[2]
+
+
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], method: str, error: Exception) -> None:
     if not isinstance(error, ShoalError):
         log.error("rpc_failed", method=method, exc_info=error)
         error = InternalError(f"{type(error).__name__} in {method}")
+    FAILED.labels(_short(method), error.code).inc()
     await context.abort(
         getattr(grpc.StatusCode, error.grpc_status), error.message,
         ((ERROR_KEY, error_to_proto(error).SerializeToString()),))
 
 
 def _unary(inner: Callable[..., Awaitable[Any]], method: str) -> Callable[..., Awaitable[Any]]:
+    duration_s = CALL_S.labels(_short(method))
+
     async def handle(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         trace.adopt(_received(context))
+        started = time.perf_counter()
         try:
             return await inner(request, context)
         except grpc.aio.AbortError:
             raise
         except Exception as error:
             await _abort(context, method, error)
+        finally:
+            duration_s.observe(time.perf_counter() - started)
 
     return handle
 

@@ -26,7 +26,8 @@ from common import logs, rpc
 from common.bus import Bus, NatsBus
 from common.config import ServiceConfig, load_or_exit
 from common.errors import ConfigError, InternalError, ShoalError
-from common.metrics import MetricsServer
+from common.event_loop_watch import watch_event_loop
+from common.metrics import INFO, MetricsServer
 from common.registry import Lease, RedisRegistry, Registry
 from common.service_record import Fingerprint, ServiceRecord
 
@@ -143,6 +144,7 @@ async def serve(service: Service, deps: Deps, drain_timeout_s: float) -> None:
         loop.add_signal_handler(number, signals.put_nowait, number)
     stopping: set[asyncio.Task[Any]] = {asyncio.create_task(signals.get()), asyncio.create_task(deps.failed.wait())}
     starting = asyncio.create_task(service.start())
+    watching = asyncio.create_task(watch_event_loop())
     try:
         await asyncio.wait({starting, *stopping}, return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
@@ -160,7 +162,7 @@ async def serve(service: Service, deps: Deps, drain_timeout_s: float) -> None:
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
     finally:
-        for task in (starting, *stopping):
+        for task in (starting, watching, *stopping):
             task.cancel()
         await service.stop()
 
@@ -169,6 +171,7 @@ def run(config_cls: type[Config], build: Callable[[Config, Deps], Service], argv
     """The whole `main` of a service; exits 0 after a drain, 1 when it cannot start, 2 for bad configuration."""
     config: Any = load_or_exit(config_cls, sys.argv[1:] if argv is None else argv)
     logs.setup(config.service, config.service_id, config.log_level, config.log_format)
+    INFO.labels(config.service, version()).set(1)
 
     async def main() -> None:
         deps = await open_deps(config)

@@ -33,7 +33,7 @@ from engine.config import EngineConfig
 from engine.outputs import EngineStats, RequestOutput
 from engine.request import EngineRequest, Request
 from engine.scheduler import Scheduler
-from engine.step import Runner, StepResult
+from engine.step import Runner, StepPlan, StepResult
 from engine.step_meter import StepMeter
 
 MIN_RETRY_AFTER_S = 1.0
@@ -179,7 +179,7 @@ class EngineCore:
             started = self._clock()
             plan = self._scheduler.schedule(started)
             self._forget_departed()
-            result = self._runner.execute(plan) if plan.num_rows else StepResult(plan.step_id, ())
+            result = self._compute(plan) if plan.num_rows else StepResult(plan.step_id, ())
             outputs = self._scheduler.update(plan, result)
             self._forget_departed()
             self._is_stalled = not plan.num_rows and not outputs
@@ -188,6 +188,10 @@ class EngineCore:
             return outputs
         except Exception as exc:
             raise EngineFailed(exc, self.close(InternalError(f"the engine failed: {exc}"))) from exc
+
+    def _compute(self, plan: StepPlan) -> StepResult:
+        self._runner.launch(plan)
+        return self._runner.collect()
 
     def close(self, error: ShoalError) -> list[RequestOutput]:
         """End every live request with `error` and refuse new ones. Idempotent."""

@@ -6,6 +6,7 @@ plans it holds nothing of a request but the KV bytes in the request's blocks.
 
 from __future__ import annotations
 
+from collections import deque
 from pathlib import Path
 
 import torch
@@ -31,6 +32,7 @@ class TorchRunner:
         self.model_config = model.config
         self.cache = cache
         self._model = model
+        self._launched: deque[StepPlan] = deque()
 
     @property
     def vocab_size(self) -> int:
@@ -51,7 +53,14 @@ class TorchRunner:
     def block_view(self, block_id: int) -> memoryview:
         return self.cache.block_view(block_id)
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def launch(self, plan: StepPlan) -> None:
+        """The work is done in `collect`: there is no other processor to give it to."""
+        self._launched.append(plan)
+
+    def collect(self) -> StepResult:
+        return self._execute(self._launched.popleft())
+
+    def _execute(self, plan: StepPlan) -> StepResult:
         """Compute every row's KV and draw a token for each row that samples."""
         drawn: list[int | None] = [None] * plan.num_rows
         indices, logits = self.logits(plan)

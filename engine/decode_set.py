@@ -100,7 +100,7 @@ class DecodeSet:
         nothing = repeat(None)
         return RequestOutput.of_columns(
             self._ids, zip(token_ids, strict=False), nothing, nothing, self._num_prompt, self._num_cached,
-            self._num_outputs, nothing, self._queue_s, self._num_computed)
+            self._num_outputs, nothing, self._queue_s, self._num_computed, repeat(0), repeat(()), repeat(()), nothing)
 
     def may_end(self, token_ids: Sequence[int]) -> list[Request]:
         """After `advance`: at least all members that end with the token they just drew."""

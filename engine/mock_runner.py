@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import time
 from array import array
+from collections import deque
 from collections.abc import Sequence
 from enum import StrEnum
 
@@ -46,6 +47,7 @@ class MockRunner:
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._step_seconds = step_seconds
+        self._launched: deque[StepPlan] = deque()
 
     @property
     def vocab_size(self) -> int:
@@ -64,7 +66,14 @@ class MockRunner:
             raise IndexError(f"block {block_id} is outside the pool of {self._num_blocks}")
         return self._bytes[block_id * self.block_bytes : (block_id + 1) * self.block_bytes]
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def launch(self, plan: StepPlan) -> None:
+        """The work is done in `collect`: there is no other processor to give it to."""
+        self._launched.append(plan)
+
+    def collect(self) -> StepResult:
+        return self._execute(self._launched.popleft())
+
+    def _execute(self, plan: StepPlan) -> StepResult:
         """Write all rows, then draw. Raises `RuntimeError` on a slot written twice in one step or never written."""
         if self._step_seconds:
             time.sleep(self._step_seconds)

@@ -8,16 +8,17 @@ from itertools import repeat
 from typing import Any, NamedTuple
 
 from common.errors import ShoalError
-from common.generation import FinishReason
+from common.generation import FinishReason, RequestTiming, TokenLogprobs
 
 __all__ = ["EngineStats", "FinishReason", "RequestOutput"]
 
 
 class RequestOutput(NamedTuple):
-    """What one step brought for one request. A tuple, because a thousand of them are made in each step.
+    """What one step brought for one choice of a request. A tuple, because a thousand are made in each step.
 
-    The last output of a request has a `finish_reason`; all others have none. A request that is released has no last
-    output. One that is `prefill_only` has an output without tokens after each step that computed some of its KV.
+    The last output of a choice has a `finish_reason`; all others have none. A request is gone when all its choices
+    have ended, or when an output of it has an error. One that is released has no last output. One that is
+    `prefill_only` has an output without tokens after each step that computed some of its KV.
     """
 
     request_id: str
@@ -30,6 +31,10 @@ class RequestOutput(NamedTuple):
     error: ShoalError | None = None
     queue_s: float = 0.0  # submitted → first admitted
     num_computed_tokens: int = 0  # tokens of prompt and output whose KV is in the request's blocks
+    choice: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one for each of new_token_ids, where asked for
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()  # with the first token, where asked for
+    timing: RequestTiming | None = None  # with the first token of a choice and with its last output
 
     @classmethod
     def of_columns(cls, *columns: Iterable[Any]) -> list[RequestOutput]:

@@ -39,6 +39,8 @@ class EngineRequest:
     block_hashes: Sequence[BlockHash] | None = None  # of the prompt's full blocks, as the tokenizer computed them
     deadline: float | None = None  # time.monotonic() seconds; of no effect while KV is awaited, sent or held
     output_token_ids: Sequence[int] = ()  # drawn by an earlier attempt: they count, and are not put out again
+    choice: int = 0  # index of the only choice; with params.n > 1 it is 0 and all choices run
+    priority: int = 0  # lower is scheduled first and preempted last
     prefill_only: bool = False  # make the KV of all tokens but the last, draw nothing, keep the blocks until released
 
 

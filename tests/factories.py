@@ -12,7 +12,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from common.sampling_params import SamplingParams
-from engine.step import PlannedRow
+from engine.step import PlannedRow, Runner, StepPlan, StepResult
 
 GREEDY = SamplingParams(max_tokens=64, temperature=0.0)
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -69,6 +69,12 @@ def tiny_weights(config: dict[str, Any], seed: int) -> dict[str, np.ndarray]:
             f"{prefix}mlp.down_proj.weight": matrix(hidden, intermediate),
         }
     return tensors
+
+
+def computed(runner: Runner, plan: StepPlan) -> StepResult:
+    """One plan by itself."""
+    runner.launch(plan)
+    return runner.collect()
 
 
 def planned_row(

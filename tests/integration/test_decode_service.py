@@ -160,7 +160,7 @@ async def test_an_engine_that_fails_answers_its_requests_and_reports(running: Ru
     assert running.service._worker is not None
 
     def broken(core: object) -> None:
-        core._runner.execute = None  # type: ignore[attr-defined]
+        core._runner.launch = None  # type: ignore[attr-defined]
 
     left = asyncio.create_task(running.run(running.generation("left", 400)))
     await until(lambda: running.stats.num_running == 1)

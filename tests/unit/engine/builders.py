@@ -12,7 +12,7 @@ from engine.core import EngineCore
 from engine.mock_runner import MockMode, MockRunner, hashed_token
 from engine.outputs import RequestOutput
 from engine.request import EngineRequest
-from engine.step import StepPlan, StepResult
+from engine.step import StepPlan
 
 EOS = frozenset({2})
 VOCAB_SIZE = 50
@@ -55,10 +55,10 @@ class WatchedRunner(MockRunner):
         self.forgotten: list[str] = []
         self.forgotten_before: list[tuple[str, ...]] = []  # per plan: what was forgotten when it came
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def launch(self, plan: StepPlan) -> None:
         self.plans.append(plan)
         self.forgotten_before.append(tuple(self.forgotten))
-        return super().execute(plan)
+        super().launch(plan)
 
     def forget(self, request_id: str) -> None:
         self.forgotten.append(request_id)

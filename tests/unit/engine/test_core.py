@@ -104,10 +104,10 @@ def test_a_failing_runner_answers_everyone_and_closes_the_engine(monkeypatch: py
     engine.step()
     boom = OSError("device lost")
 
-    def execute(plan: object) -> None:
+    def collect() -> None:
         raise boom
 
-    monkeypatch.setattr(engine.runner, "execute", execute)
+    monkeypatch.setattr(engine.runner, "collect", collect)
     with pytest.raises(EngineFailed) as caught:
         engine.core.step()
     assert caught.value.cause is boom

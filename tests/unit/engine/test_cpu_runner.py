@@ -11,7 +11,7 @@ from common.sampling_params import SamplingParams
 from engine.config import EngineConfig
 from engine.cpu_runner import TorchRunner, load_runner
 from engine.step import Runner, StepPlan
-from tests.factories import planned_row, tiny_llama
+from tests.factories import computed, planned_row, tiny_llama
 
 CONFIG = EngineConfig(num_blocks=64, block_size=4, max_model_len=128)
 SEEDED = SamplingParams(max_tokens=16, temperature=0.8, top_p=0.95, seed=42)
@@ -29,7 +29,7 @@ def _generate(runner: TorchRunner, params: list[SamplingParams], num_tokens: int
     tokens: list[list[int]] = [list(PROMPT) for _ in params]
     for step in range(num_tokens):
         start = len(PROMPT) + step - 1 if step else 0
-        result = runner.execute(StepPlan(step, [
+        result = computed(runner, StepPlan(step, [
             planned_row(t[start:], b, start=start, output_position=step, params=p)
             for t, b, p in zip(tokens, tables, params, strict=True)]))
         assert result.step_id == step
@@ -54,25 +54,25 @@ def test_a_seeded_request_draws_the_same_tokens_alone_and_beside_any_others(runn
 
 
 def test_a_row_that_does_not_sample_yields_none(runner: TorchRunner) -> None:
-    result = runner.execute(StepPlan(9, [planned_row(PROMPT, [0, 1], samples=False), planned_row(PROMPT, [2, 3])]))
+    result = computed(runner, StepPlan(9, [planned_row(PROMPT, [0, 1], samples=False), planned_row(PROMPT, [2, 3])]))
     assert result.token_ids[0] is None
     assert result.token_ids[1] is not None
-    assert runner.execute(StepPlan(10, [planned_row([1], [5], samples=False)])).token_ids == [None]
+    assert computed(runner, StepPlan(10, [planned_row([1], [5], samples=False)])).token_ids == [None]
 
 
 def test_an_empty_plan_yields_an_empty_result(runner: TorchRunner) -> None:
-    assert list(runner.execute(StepPlan(3, [])).token_ids) == []
+    assert list(computed(runner, StepPlan(3, [])).token_ids) == []
 
 
 def test_the_last_block_of_the_pool_is_as_good_as_any(runner: TorchRunner) -> None:
-    first = runner.execute(StepPlan(1, [planned_row(PROMPT, [0, 1])])).token_ids
-    assert runner.execute(StepPlan(2, [planned_row(PROMPT, [63, 62])])).token_ids == first
+    first = computed(runner, StepPlan(1, [planned_row(PROMPT, [0, 1])])).token_ids
+    assert computed(runner, StepPlan(2, [planned_row(PROMPT, [63, 62])])).token_ids == first
     assert bool((runner.cache.blocks[63] != 0).any())
 
 
 def test_blocks_copied_through_their_views_serve_another_table(runner: TorchRunner) -> None:
     tokens = [(7 * i) % 64 for i in range(9)]
-    runner.execute(StepPlan(1, [planned_row(tokens[:8], (0, 1), samples=False)]))
+    computed(runner, StepPlan(1, [planned_row(tokens[:8], (0, 1), samples=False)]))
     row = planned_row(tokens[8:], (0, 1, 2), start=8)
     wanted = runner.logits(StepPlan(2, [row]))[1].clone()
     for source, target in ((0, 5), (1, 4)):
@@ -85,7 +85,7 @@ def test_blocks_copied_through_their_views_serve_another_table(runner: TorchRunn
 @pytest.mark.parametrize("token_id", [-1, 256])
 def test_a_token_outside_the_vocabulary_is_an_error_not_another_token(runner: TorchRunner, token_id: int) -> None:
     with pytest.raises(IndexError):
-        runner.execute(StepPlan(1, [planned_row([5, token_id], [0])]))
+        computed(runner, StepPlan(1, [planned_row([5, token_id], [0])]))
 
 
 def test_no_gradient_state_is_kept(runner: TorchRunner) -> None:

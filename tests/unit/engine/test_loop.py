@@ -209,12 +209,12 @@ def test_a_failing_runner_answers_everyone_then_tells_and_refuses(monkeypatch: p
     running = Running()
     boom = OSError("device lost")
 
-    def execute(plan: object) -> None:
+    def collect() -> None:
         raise boom
 
     running.loop.submit(ask("a", prompt(4)))
     running.loop.submit(ask("b", prompt(4)))
-    monkeypatch.setattr(running.engine.runner, "execute", execute)
+    monkeypatch.setattr(running.engine.runner, "collect", collect)
     running.loop.start()
     running.heard.wait(lambda: running.heard.fatal)
     assert running.heard.fatal == [boom]

@@ -9,6 +9,7 @@ from common.errors import DeadlineExceeded
 from engine.mock_runner import MockMode
 from engine.outputs import FinishReason
 from engine.step import PlannedRow, StepResult
+from tests.factories import computed
 from tests.unit.engine.builders import Engine, ask, oracle, prompt
 
 
@@ -199,7 +200,7 @@ def test_a_result_that_does_not_belong_to_the_plan_is_refused(break_it) -> None:
     engine.core.add(ask("r", prompt(4)))
     plan = scheduler.schedule(0.0)
     with pytest.raises(ValueError, match=r"expected step|samples is True"):
-        scheduler.update(plan, break_it(engine.runner.execute(plan)))
+        scheduler.update(plan, break_it(computed(engine.runner, plan)))
 
 
 def test_a_plan_is_not_changed_by_later_steps() -> None:
