@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
@@ -13,6 +14,7 @@ from common.service_record import Fingerprint
 from engine.async_engine import AsyncEngine
 from engine.config import EngineConfig
 from engine.core import EngineCore
+from engine.engine_port import EngineFacts
 from engine.outputs import RequestOutput
 from engine.step import StepPlan, StepResult
 
@@ -35,11 +37,16 @@ class BulkRunner:
         size = num_blocks * BLOCK_BYTES
         made = np.random.default_rng(seed).bytes(size) if seed is not None else bytes(size)
         self._bytes = memoryview(bytearray(made))
+        self._launched: deque[StepPlan] = deque()
 
     def block_view(self, block_id: int) -> memoryview:
         return self._bytes[block_id * BLOCK_BYTES : (block_id + 1) * BLOCK_BYTES]
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def launch(self, plan: StepPlan) -> None:
+        self._launched.append(plan)
+
+    def collect(self) -> StepResult:
+        plan = self._launched.popleft()
         return StepResult(plan.step_id, [1 if row.samples else None for row in plan.rows])
 
     def forget(self, request_id: str) -> None:
@@ -53,7 +60,8 @@ class BulkEngine:
         config = EngineConfig(
             block_size=BLOCK_SIZE, num_blocks=num_blocks, enable_prefix_caching=caches, max_awaiting_fraction=1.0)
         scheme = HashScheme(b"bench".ljust(32), FINGERPRINT.model, "", FINGERPRINT.dtype, BLOCK_SIZE)
-        self.engine = AsyncEngine(EngineCore(config, BulkRunner(num_blocks, seed), scheme), self)
+        self.engine = AsyncEngine(
+            EngineCore(config, BulkRunner(num_blocks, seed), scheme), self, EngineFacts(FINGERPRINT, {}, BLOCK_BYTES))
 
     def on_outputs(self, outputs: Sequence[RequestOutput]) -> None:
         """A receiver has none; a sender replaces this."""

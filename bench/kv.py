@@ -50,7 +50,7 @@ class _Ways:
     def __init__(self, store: MeasuredStore, sender: KvSender, receiver: Leashed) -> None:
         self._store, self._receiver = store, receiver
         runner = BulkRunner(_NUM_BLOCKS, seed=None)
-        self._sources = [sender.engine.core.block_view(block_id) for block_id in range(_NUM_BLOCKS)]
+        self._sources = [sender.engine.block_view(block_id) for block_id in range(_NUM_BLOCKS)]
         self._targets = [runner.block_view(block_id) for block_id in range(_NUM_BLOCKS)]
         self._hashes: list[BlockHash] = []
         self._sum = sum(map(checksum, self._sources))

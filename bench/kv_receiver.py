@@ -31,16 +31,16 @@ _TIMEOUT_S = 30.0
 async def _hand_off(bulk: BulkEngine, receiver: Receiver, route: Route, num_blocks: int) -> str:
     """`SECONDS CHECKSUM`, or why it failed."""
     request = EngineRequest("r", prompt(num_blocks), SamplingParams(max_tokens=1))
-    reserved = await bulk.engine.call(lambda core: core.reserve(request))
+    reserved = await bulk.engine.reserve(request)
     try:
         started = time.perf_counter()
         received = await receiver.receive(route, request, reserved.block_ids, 0, _TIMEOUT_S)
         seconds = time.perf_counter() - started
     finally:
-        await bulk.engine.call(lambda core: core.release("r"))
+        await bulk.engine.release("r")
     if received.num_tokens != len(request.prompt_token_ids) - 1:
         return f"failed after {received.num_tokens} tokens"
-    sums = [checksum(bulk.engine.core.block_view(block_id)) for block_id in reserved.block_ids[:num_blocks]]
+    sums = [checksum(bulk.engine.block_view(block_id)) for block_id in reserved.block_ids[:num_blocks]]
     return f"{seconds!r} {sum(sums)}"
 
 

@@ -48,7 +48,8 @@ class BucketCounts:
     def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
         """As one sample set of a family."""
         cumulated = accumulate(list(self._counts))
-        buckets: list[Sequence[object]] = [
-            (name, total, self._exemplars.get(i)) for i, (name, total) in enumerate(zip(
-                self._names, cumulated, strict=True))]
+        buckets: list[tuple[str, float] | tuple[str, float, Exemplar]] = []
+        for i, (name, total) in enumerate(zip(self._names, cumulated, strict=True)):
+            exemplar = self._exemplars.get(i)
+            buckets.append((name, total) if exemplar is None else (name, total, exemplar))
         family.add_metric(labels, buckets=buckets, sum_value=self._sum)

@@ -13,12 +13,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from common import logs
+from common import logs, trace
 from common.errors import Overloaded, ShoalError
 from common.generation import Generation
 from common.placement import Placement
-from engine.async_engine import AsyncEngine
+from decode_svc.request_meter import RequestMeter
 from engine.core import Reservation
+from engine.engine_port import EnginePort
 from engine.kv_transfer.receiver import Receiver, Route
 from engine.kv_transfer.store_loader import StoreLoader
 from engine.request import EngineRequest
@@ -42,11 +43,12 @@ class KvAdmission:
     """
 
     def __init__(
-        self, engine: AsyncEngine, loader: StoreLoader | None, receiver: Receiver,
-        find_route: Callable[[Placement], Route | None], *, block_size: int, timeout_s: float,
+        self, engine: EnginePort, loader: StoreLoader | None, receiver: Receiver,
+        find_route: Callable[[Placement], Route | None], meter: RequestMeter, *, block_size: int, timeout_s: float,
     ) -> None:
         self._engine, self._loader, self._receiver = engine, loader, receiver
         self._find_route, self._block_size, self._timeout_s = find_route, block_size, timeout_s
+        self._meter = meter
         self.counts = AdmissionCounts()
 
     async def admit(self, generation: Generation, request: EngineRequest) -> None:
@@ -57,7 +59,8 @@ class KvAdmission:
             self._plain(request)
             return
         try:
-            reservation = await self._engine.call(lambda core: core.reserve(request))
+            with trace.span("kv.reserve"):
+                reservation = await self._engine.reserve(request)
         except Overloaded:
             self.counts.num_no_room += 1
             self._plain(request)
@@ -81,13 +84,17 @@ class KvAdmission:
             self._timeout_s, max(0.001, request.deadline - time.monotonic()))
         try:
             have = await self._load(generation, reservation, present)
-            cached = have
+            cached = progress = have
             wanted = len(request.prompt_token_ids) + len(request.output_token_ids) - 1
             if route is not None and have < wanted:
                 received = await self._receiver.receive(
                     route, request, reservation.block_ids, have, left_s)
-                cached = received.num_cached_tokens
-            await self._engine.call(lambda core: core.start(request.request_id, num_cached_tokens=cached))
+                cached, progress = received.num_cached_tokens, received.num_tokens
+            self._meter.brought(
+                request.request_id, device=reservation.num_cached_tokens, store=have - reservation.num_cached_tokens,
+                remote=progress - have)
+            with trace.span("kv.start"):
+                await self._engine.start_reserved(request.request_id, num_cached_tokens=cached)
             started = True
         finally:
             if not started:
@@ -108,6 +115,6 @@ class KvAdmission:
 
     async def _give_back(self, request_id: str) -> None:
         try:
-            await self._engine.call(lambda core: core.release(request_id), always=True)
+            await self._engine.release(request_id)
         except ShoalError:
             log.debug("nothing_to_release", request_id=request_id)  # the engine has ended, and its blocks with it

@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc.aio
 from prometheus_client import REGISTRY
+from prometheus_client.registry import Collector
 
 from common import logs
 from common.blocks.host_id import host_id, open_shm_dir
@@ -25,18 +26,20 @@ from common.clients.worker import LOAD_SUBJECT, WorkerServicer
 from common.directory import Directory
 from common.errors import ShoalError
 from common.generation import FinishReason, TokenDelta
+from common.gpu_metrics import GpuMetrics
 from common.hand_off import GRPC, SHM
 from common.kv_event import KvEvent
 from common.placement import Placement
 from common.service_host import Deps, ServiceHost
 from decode_svc.admission import KvAdmission
 from decode_svc.config import DecodeConfig
+from decode_svc.request_metrics import RequestMetrics
 from decode_svc.transfer_metrics import TransferMetrics
 from decode_svc.worker import DecodeWorker, Session
 from engine.engine_metrics import EngineMetrics
+from engine.engine_start import start_engine
 from engine.kv_transfer.receiver import Receiver, Route
 from engine.kv_transfer.worker_kv import WorkerKv
-from engine.model_engine import ModelEngine
 from proto import decode_pb2, decode_pb2_grpc, events_pb2, prefill_pb2, prefill_pb2_grpc, worker_pb2_grpc
 
 log = logs.get(__name__)
@@ -56,48 +59,52 @@ class DecodeService:
         self._shm_dir = open_shm_dir(config.shm_dir)
         self._host_id = host_id(self._shm_dir)
         self._directory = Directory(deps.registry)
-        self._channels = ChannelPool()
+        self._channels = ChannelPool(self._host.security)
         self._publisher = KvEventPublisher(deps.bus, self._host.service_id, self._host.incarnation, self._model)
-        self._store = KvStoreClient(self._directory, self._shm_dir)
+        self._store = KvStoreClient(self._directory, self._shm_dir, channels=self._channels)
         self._worker: DecodeWorker | None = None
         self._kv: WorkerKv | None = None
         self._receiver: Receiver | None = None
         self._landings: Landings | None = None
-        self._metrics: list[EngineMetrics | TransferMetrics] = []
+        self._metrics: list[Collector] = []
         self._reporting: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         config = self._config
         key = await self._deps.registry.deployment_key()
-        loaded = await asyncio.to_thread(ModelEngine.load, config, self._model, key)
+        worker = self._worker = DecodeWorker(self._model, self._on_kv_events, self._deps.fail)
+        engine = await start_engine(config, self._model, key, worker)
+        facts = engine.facts
         await self._directory.start()
         await asyncio.to_thread(remove_stale, self._shm_dir)  # landing files of a life that was killed
-        worker = self._worker = DecodeWorker(loaded.core, self._model, self._on_kv_events, self._deps.fail)
         kv = self._kv = WorkerKv(
-            worker.engine, self._store, loaded.fingerprint, writes=config.store_policy == "all")
+            engine, self._store, facts.fingerprint, writes=config.store_policy == "all")
         decode_pb2_grpc.add_DecodeServicer_to_server(
             DecodeServicer(worker, config.heartbeat_s), self._host.server)
         worker_pb2_grpc.add_WorkerServicer_to_server(
             WorkerServicer(self._load, worker.reset_prefix_cache, self._publisher), self._host.server)
         landings = self._landings = Landings(
-            self._shm_dir, self._host.service_id, self._host.incarnation, loaded.core.block_bytes)
+            self._shm_dir, self._host.service_id, self._host.incarnation, facts.block_bytes)
         prefill_pb2_grpc.add_KvTransferServicer_to_server(KvTransferServicer(landings), self._host.server)
         landings.address = await self._host.listen()
         receiver = self._receiver = Receiver(
-            worker.engine, PrefillClient(self._channels), landings.open, loaded.fingerprint,
+            engine, PrefillClient(self._channels), landings.open, facts.fingerprint,
             stall_s=config.handoff_stall_s)
         loader = kv.loader if config.enable_prefix_caching else None
-        admission = KvAdmission(worker.engine, loader, receiver, self._find_route, block_size=config.block_size,
-                                timeout_s=config.handoff_timeout_s)
-        worker.start(admission)
+        admission = KvAdmission(engine, loader, receiver, self._find_route, worker.meter,
+                                block_size=config.block_size, timeout_s=config.handoff_timeout_s)
+        worker.start(engine, admission)
         kv.start()
         self._publisher.start()
+        vllm_names = config.metrics_compat == "vllm"
         self._register_metrics(
-            EngineMetrics(lambda: worker.stats, self._model, config.block_size),
+            EngineMetrics(lambda: worker.stats, self._model, config.block_size,
+                          stages=lambda: {"admitting": worker.num_admitting}, vllm_names=vllm_names),
+            RequestMetrics(worker.meter.counts, self._model, vllm_names=vllm_names), GpuMetrics(),
             TransferMetrics(receiver.counts, kv.loader.counts, kv.write_back.counts if kv.write_back else None,
                             admission.counts))
         await self._host.register(
-            models=[self._model], role=config.role, fingerprint=loaded.fingerprint, capacity=loaded.capacity,
+            models=[self._model], role=config.role, fingerprint=facts.fingerprint, capacity=facts.capacity,
             host_id=self._host_id, transports=(SHM, GRPC) if config.transport == "auto" else (config.transport,))
         self._reporting = asyncio.create_task(self._report_load())
 
@@ -123,7 +130,7 @@ class DecodeService:
         if self._landings is not None:
             self._landings.close()
 
-    def _register_metrics(self, *collectors: EngineMetrics | TransferMetrics) -> None:
+    def _register_metrics(self, *collectors: Collector) -> None:
         for collector in collectors:
             REGISTRY.register(collector)
             self._metrics.append(collector)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from decode_svc.admission import AdmissionCounts
 from engine.kv_transfer.receiver import TransferCounts
 from engine.kv_transfer.store_loader import LoadCounts
+from engine.kv_transfer.traffic_metrics import copy_traffic, store_moved, store_traffic
 from engine.kv_transfer.write_back import WriteBackCounts
 
 
@@ -18,11 +19,19 @@ class TransferMetrics(Collector):
         self, received: Mapping[str, TransferCounts], loads: LoadCounts, writes: WriteBackCounts | None,
         admissions: AdmissionCounts,
     ) -> None:
-        self._received, self._loads, self._writes, self._admissions = received, loads, writes, admissions
+        self._received, self._loads, self._admissions = received, loads, admissions
+        self._writes = writes or WriteBackCounts()
+
+    def describe(self) -> list[Metric]:
+        """None ahead of time: a test may hold several workers in one process."""
+        return []
 
     def collect(self) -> Iterator[Metric]:
         yield from self._received_metrics()
-        yield from self._store_metrics()
+        received = [("receive", transport, float(counts.num_bytes), counts.copies)
+                    for transport, counts in list(self._received.items())]
+        yield from copy_traffic([*received, *store_moved(self._loads, self._writes)])
+        yield from store_traffic(self._loads, self._writes)
         how = CounterMetricFamily("shoal_admissions", "requests by how their prompt came in", labels=["how"])
         how.add_metric(["plain"], self._admissions.num_plain)
         how.add_metric(["reserved"], self._admissions.num_reserved)
@@ -40,20 +49,12 @@ class TransferMetrics(Collector):
             ("shoal_kv_transfer_copy_seconds", "time of copies into blocks", "seconds"),
         ):
             family = CounterMetricFamily(name, text, labels=["transport"])
-            for transport, counts in self._received.items():
+            for transport, counts in list(self._received.items()):
                 family.add_metric([transport], getattr(counts, field))
             yield family
-
-    def _store_metrics(self) -> Iterator[Metric]:
-        loads, writes = self._loads, self._writes or WriteBackCounts()
-        for name, text, value in (
-            ("shoal_kv_store_loads", "loads from the store", loads.num_loads),
-            ("shoal_kv_store_loaded_blocks", "blocks loaded from the store", loads.num_blocks),
-            ("shoal_kv_store_loaded_bytes", "bytes loaded from the store", loads.num_bytes),
-            ("shoal_kv_store_declined", "loads left out because computing is faster", loads.num_declined),
-            ("shoal_kv_store_written_blocks", "blocks written back to the store", writes.num_blocks),
-            ("shoal_kv_store_written_bytes", "bytes written back to the store", writes.num_bytes),
-            ("shoal_kv_store_dropped_blocks", "blocks not written back", writes.num_dropped_blocks),
-        ):
-            yield CounterMetricFamily(name, text, value)
-        yield GaugeMetricFamily("shoal_kv_store_load_bytes_per_second", "smoothed rate", loads.bytes_per_s)
+        hand_offs = HistogramMetricFamily(
+            "shoal_kv_hand_off_seconds", "asked for a slot to the last block, of hand-offs that ended well",
+            labels=["transport"])
+        for transport, counts in list(self._received.items()):
+            counts.hand_offs.add_to(hand_offs, [transport])
+        yield hand_offs

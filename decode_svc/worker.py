@@ -11,13 +11,14 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from common import logs
+from common import logs, trace
 from common.errors import Cancelled, InternalError, InvalidRequest, ShoalError, Unavailable
 from common.generation import FinishReason, Generation, TokenDelta
 from common.kv_event import KvEvent
 from decode_svc.admission import KvAdmission
-from engine.async_engine import AsyncEngine
-from engine.core import EngineCore
+from decode_svc.request_meter import RequestMeter
+from decode_svc.request_spans import RequestSpans
+from engine.engine_port import EnginePort
 from engine.outputs import EngineStats, RequestOutput
 from engine.request import EngineRequest
 
@@ -33,23 +34,33 @@ class DecodeWorker:
     """
 
     def __init__(
-        self, core: EngineCore, model: str, on_kv_events: Callable[[Sequence[KvEvent]], None],
-        on_fatal: Callable[[str], None],
+        self, model: str, on_kv_events: Callable[[Sequence[KvEvent]], None], on_fatal: Callable[[str], None]
     ) -> None:
         self._model, self._tell_kv_events, self._on_fatal = model, on_kv_events, on_fatal
-        self.engine = AsyncEngine(core, self)
+        self._engine: EnginePort | None = None
+        self.meter, self._spans = RequestMeter(), RequestSpans()
         self._admission: KvAdmission | None = None
         self._owners: dict[str, Session] = {}
+        self._open_choices: dict[str, int] = {}  # of requests with more than one, how many have not ended
         self._admitting: dict[str, asyncio.Task[None]] = {}
         self._accepts = True
+
+    @property
+    def engine(self) -> EnginePort:
+        assert self._engine is not None, "not started"
+        return self._engine
 
     @property
     def stats(self) -> EngineStats:
         return self.engine.stats
 
-    def start(self, admission: KvAdmission) -> None:
-        self._admission = admission
-        self.engine.start()
+    @property
+    def num_admitting(self) -> int:
+        return len(self._admitting)
+
+    def start(self, engine: EnginePort, admission: KvAdmission) -> None:
+        """`engine` runs, and this worker is its listener."""
+        self._engine, self._admission = engine, admission
 
     def open_session(self) -> Session:
         return Session(self)
@@ -72,11 +83,12 @@ class DecodeWorker:
             self._end_admission(request_id)
         if self._admitting:
             await asyncio.wait(self._admitting.values(), timeout=timeout_s)
-        await self.engine.stop(timeout_s)
+        if self._engine is not None:
+            await self._engine.stop(timeout_s)
 
     async def reset_prefix_cache(self) -> int:
         """Drop cached blocks that no live request uses; returns how many."""
-        return await self.engine.call(EngineCore.reset_prefix_cache)
+        return await self.engine.reset_prefix_cache()
 
     def submit(self, session: Session, generation: Generation) -> None:
         """Refusals become the request's only delta; a session that is closed has nobody to answer."""
@@ -85,9 +97,14 @@ class DecodeWorker:
         try:
             self._check(generation)
         except ShoalError as error:
+            self.meter.refused_at_once(error)
             session.deliver([_refusal(generation, error)])
             return
         self._owners[generation.request_id] = session
+        if generation.params.n > 1:
+            self._open_choices[generation.request_id] = generation.params.n
+        self.meter.submitted(generation)
+        self._spans.submitted(generation)
         task = asyncio.create_task(self._admit(generation))
         self._admitting[generation.request_id] = task
         task.add_done_callback(lambda done: self._admitted(generation, done))
@@ -104,12 +121,14 @@ class DecodeWorker:
             log.info("session_closed", aborted=len(left))
 
     def on_outputs(self, outputs: Sequence[RequestOutput]) -> None:
+        self.meter.on_outputs(outputs)
+        self._spans.on_outputs(outputs)
         by_session: dict[Session, list[TokenDelta]] = {}
         for output in outputs:
             owner = self._owners.get(output.request_id)
             if owner is not None:
                 by_session.setdefault(owner, []).append(_delta(output))
-                if output.finish_reason is not None:
+                if output.finish_reason is not None and self._is_last(output):
                     del self._owners[output.request_id]
         for session, deltas in by_session.items():
             session.deliver(deltas)
@@ -119,6 +138,14 @@ class DecodeWorker:
 
     def on_failed(self, why: str) -> None:
         self._on_fatal(why)
+
+    def _is_last(self, output: RequestOutput) -> bool:
+        """Whether the request ends with this last output of a choice."""
+        left = self._open_choices.pop(output.request_id, 1) - 1
+        if left == 0 or output.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
+            return True
+        self._open_choices[output.request_id] = left
+        return False
 
     def _check(self, generation: Generation) -> None:
         if not self._accepts:
@@ -130,13 +157,20 @@ class DecodeWorker:
 
     async def _admit(self, generation: Generation) -> None:
         assert self._admission is not None
+        trace.adopt(generation.trace_context)  # this task is the request's alone
         await self._admission.admit(generation, _engine_request(generation))
+        self._spans.ready(generation.request_id)
 
     def _admitted(self, generation: Generation, task: asyncio.Task[None]) -> None:
         """Also of a task that was cancelled before its first step."""
         del self._admitting[generation.request_id]
         error = _refused_because(task)
+        if error is not None:
+            self.meter.refused(generation.request_id, error)
+            self._spans.refused(generation.request_id)
         owner = self._owners.pop(generation.request_id, None) if error is not None else None
+        if error is not None:
+            self._open_choices.pop(generation.request_id, None)
         if owner is not None and error is not None:
             owner.deliver([_refusal(generation, error)])
 
@@ -211,7 +245,7 @@ def _engine_request(generation: Generation) -> EngineRequest:
         request_id=generation.request_id, prompt_token_ids=generation.prompt_token_ids, params=generation.params,
         adapter=generation.adapter, cache_salt=generation.cache_salt, block_hashes=generation.block_hashes,
         deadline=time.monotonic() + generation.timeout_s if generation.timeout_s else None,
-        output_token_ids=generation.output_token_ids)
+        output_token_ids=generation.output_token_ids, choice=generation.choice, priority=generation.priority)
 
 
 def _refusal(generation: Generation, error: ShoalError) -> TokenDelta:
@@ -224,4 +258,5 @@ def _delta(output: RequestOutput) -> TokenDelta:
         request_id=output.request_id, token_ids=output.new_token_ids, finish_reason=output.finish_reason,
         error=output.error, stop_token_id=output.stop_token_id, num_prompt_tokens=output.num_prompt_tokens,
         num_cached_tokens=output.num_cached_tokens, num_output_tokens=output.num_output_tokens,
-        queue_s=output.queue_s)
+        queue_s=output.queue_s, choice=output.choice, logprobs=output.logprobs,
+        prompt_logprobs=output.prompt_logprobs, timing=output.timing)

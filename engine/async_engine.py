@@ -1,4 +1,4 @@
-"""An engine as asyncio code uses it: calls are awaited, outputs and KV events arrive in the event loop.
+"""An engine in a thread of this process, as an `EnginePort`: for tests, benchmarks and small tools.
 
 States: new → running (`start`) → stopped. What the engine's thread brings is handed over in order; when handing
 over fails the engine counts as failed, because a delta that is lost would be a stream that hangs.
@@ -7,12 +7,14 @@ over fails the engine counts as failed, because a delta that is lost would be a 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from common import logs
-from common.kv_event import KvEvent
-from engine.core import EngineCore
+from common.block_hash import BlockHash
+from engine.core import EngineCore, Reservation
+from engine.engine_port import EngineFacts, EngineListener
+from engine.grammar.grammar_desk import CompileGrammar
 from engine.loop import EngineLoop
 from engine.outputs import EngineStats, RequestOutput
 from engine.request import EngineRequest
@@ -21,29 +23,26 @@ log = logs.get(__name__)
 T = TypeVar("T")
 
 
-class EngineListener(Protocol):
-    """Who is told; all calls come in the event loop, in the order of the steps."""
-
-    def on_outputs(self, outputs: Sequence[RequestOutput]) -> None: ...
-
-    def on_kv_events(self, events: Sequence[KvEvent]) -> None: ...
-
-    def on_failed(self, why: str) -> None:
-        """The engine cannot go on; every live request has been answered."""
-
-
 class AsyncEngine:
     """Owns an `EngineLoop`. `start` it inside the event loop that its listener lives in."""
 
-    def __init__(self, core: EngineCore, listener: EngineListener) -> None:
+    def __init__(
+        self, core: EngineCore, listener: EngineListener, facts: EngineFacts,
+        compile_grammar: CompileGrammar | None = None,
+    ) -> None:
         self.core = core
+        self.facts = facts
         self._listener = listener
-        self._engine = EngineLoop(core, self._on_step, self._on_fatal, after_turn=self._after_turn)
+        self._engine = EngineLoop(
+            core, self._on_step, self._on_fatal, after_turn=self._after_turn, compile_grammar=compile_grammar)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def stats(self) -> EngineStats:
         return self._engine.stats
+
+    def block_view(self, block_id: int) -> memoryview:
+        return self.core.block_view(block_id)
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -58,18 +57,35 @@ class AsyncEngine:
         await asyncio.sleep(0)  # what was handed over last is delivered
 
     def submit(self, request: EngineRequest) -> None:
-        """Raises a `ShoalError` for a refusal known at once; a later one is the request's only output."""
         self._engine.submit(request)
 
     def abort(self, request_id: str) -> None:
         self._engine.abort(request_id)
 
     async def call(self, run: Callable[[EngineCore], T], *, always: bool = False) -> T:
-        """Run between two steps, in the engine's thread; raises what it raises. Not undone by a cancellation.
-
-        `always`: also when many calls wait, for what gives blocks back.
-        """
+        """Run between two steps, in the engine's thread; raises what it raises. `always`: also when many calls wait."""
         return await asyncio.wrap_future(self._engine.call(run, always=always))
+
+    async def reserve(self, request: EngineRequest) -> Reservation:
+        return await asyncio.wrap_future(self._engine.reserve(request))
+
+    async def land(self, request_id: str, num_tokens: int) -> None:
+        await self.call(lambda core: core.land(request_id, num_tokens))
+
+    async def start_reserved(self, request_id: str, num_cached_tokens: int | None = None) -> None:
+        await self.call(lambda core: core.start(request_id, num_cached_tokens))
+
+    async def release(self, request_id: str) -> None:
+        await asyncio.wrap_future(self._engine.release(request_id))
+
+    async def pin(self, hashes: Iterable[BlockHash]) -> dict[BlockHash, int]:
+        return await self.call(lambda core: core.pin(hashes))
+
+    async def unpin(self, block_ids: Iterable[int]) -> None:
+        await self.call(lambda core: core.unpin(block_ids), always=True)
+
+    async def reset_prefix_cache(self) -> int:
+        return await self.call(EngineCore.reset_prefix_cache)
 
     def _on_step(self, outputs: list[RequestOutput]) -> None:
         self._hand_over(self._listener.on_outputs, outputs)

@@ -30,6 +30,7 @@ from common.kv_event import KvEvent
 from engine.block_manager import BlockManager
 from engine.block_pool import BlockPool
 from engine.config import EngineConfig
+from engine.grammar.state import GrammarState
 from engine.outputs import EngineStats, RequestOutput
 from engine.request import EngineRequest, Request
 from engine.scheduler import Scheduler
@@ -101,7 +102,7 @@ class EngineCore:
         """The bytes of a block in place, `block_bytes` long and writable. May be taken in any thread."""
         return self._runner.block_view(block_id)
 
-    def add(self, asked: EngineRequest) -> None:
+    def add(self, asked: EngineRequest, grammar: GrammarState | None = None) -> None:
         """Queue a request. The prompt is hashed here, once.
 
         Raises `InvalidRequest` (id in use, empty prompt, token outside the vocabulary, nothing left to draw),
@@ -116,7 +117,7 @@ class EngineCore:
                 retry_after_s=wait_s)
         self._scheduler.add(Request(asked, self._scheme, now))
 
-    def reserve(self, asked: EngineRequest) -> Reservation:
+    def reserve(self, asked: EngineRequest, grammar: GrammarState | None = None) -> Reservation:
         """Grant the blocks of all known tokens, cached ones shared, to a request whose KV comes from elsewhere.
 
         Until `start` it is neither scheduled nor preempted, and nothing but `release` or `close` ends it. Raises as

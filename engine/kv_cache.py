@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from engine import block_memory
+from engine.block_memory import Allocate
 from engine.model_config import ModelConfig
 
 
@@ -27,16 +29,18 @@ class Slots:
 class KvCache:
     """Allocated zeroed (a never-written slot is finite: masked attention multiplies it by 0), never resized."""
 
-    def __init__(self, model: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, model: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype,
+        allocate: Allocate = block_memory.private,
+    ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_layers = model.num_layers
         self.num_kv_heads = model.num_kv_heads
         self.block_bytes = block_bytes(model, block_size, dtype)
         shape = (num_blocks, model.num_layers, 2, model.num_kv_heads, block_size, model.head_dim)
-        # numpy's zeros are untouched pages of the kernel: a large pool costs memory only as it is used.
-        raw = np.zeros(num_blocks * self.block_bytes, np.uint8)
-        self._bytes = raw.data
+        self._bytes = allocate(num_blocks * self.block_bytes)  # a large pool costs memory only as it is used
+        raw = np.frombuffer(self._bytes, np.uint8)
         self.blocks = torch.from_numpy(raw).view(dtype).view(shape)
         self.strips = self.blocks.view(-1, block_size * model.head_dim)
 

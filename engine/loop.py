@@ -5,6 +5,9 @@
 
 Commands (submit, abort, call) wait in one bounded queue and are applied in order between steps. On closing every
 live request, every queued submit and every queued call is answered; later ones are refused at once.
+
+A request with a grammar: submitted, or reserved ──compiled──▶ queued as a command, with its grammar's state
+                                    └──abort, release──▶ gone: what the compiler brings is dropped
 """
 
 from __future__ import annotations
@@ -18,9 +21,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from common.errors import InternalError, InvalidRequest, Overloaded, ShoalError, Unavailable
+from common.errors import Cancelled, InternalError, InvalidRequest, Overloaded, ShoalError, Unavailable
 from engine.block_pool import LedgerError
-from engine.core import EngineCore, EngineFailed
+from engine.core import EngineCore, EngineFailed, Reservation
+from engine.grammar.grammar_desk import CompileGrammar, GrammarDesk
+from engine.grammar.state import GrammarState
 from engine.outputs import EngineStats, FinishReason, RequestOutput
 from engine.request import EngineRequest
 
@@ -30,6 +35,13 @@ T = TypeVar("T")
 IDLE_WAIT_S = 1.0  # the longest sleep without a command, and the least time between integrity checks
 STALLED_WAIT_S = 0.05  # the longest sleep while requests wait for blocks that only a command or a deadline frees
 FULL_RETRY_AFTER_S = 1.0
+ENGINE_THREAD = "engine-loop"
+
+
+@dataclass(frozen=True, slots=True)
+class _Submit:
+    request: EngineRequest
+    grammar: GrammarState | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +50,19 @@ class _Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class _Answer:
+    """The only output of a request that never reached the core."""
+
+    output: RequestOutput
+
+
+@dataclass(frozen=True, slots=True)
 class _Call:
     run: Callable[[EngineCore], Any]
     future: Future[Any]
 
 
-_Command = EngineRequest | _Abort | _Call
+_Command = _Submit | _Abort | _Answer | _Call
 
 
 class EngineLoop:
@@ -56,23 +75,25 @@ class EngineLoop:
     def __init__(
         self, core: EngineCore, on_step: Callable[[list[RequestOutput]], None],
         on_fatal: Callable[[Exception], None], *, max_commands: int = 1024,
-        after_turn: Callable[[EngineCore], None] | None = None,
+        after_turn: Callable[[EngineCore], None] | None = None, compile_grammar: CompileGrammar | None = None,
     ) -> None:
         self._core = core
         self._on_step = on_step
         self._on_fatal = on_fatal
         self._after_turn = after_turn
         self._max_commands = max_commands
-        self._wake = threading.Condition()  # guards the five fields below
+        self._grammars = GrammarDesk(compile_grammar)
+        self._wake = threading.Condition()  # guards the six fields below
         self._commands: deque[_Command] = deque()  # aborts come on top of max_commands, one per live id at most
         self._submitted: set[str] = set()  # ids of submits that the core has not yet taken
         self._aborting: set[str] = set()  # ids of aborts that the core has not yet taken
+        self._compiling: dict[str, EngineRequest | Future[Reservation]] = {}  # by request id: who waits for a grammar
         self._is_stopping = False
         self._closed_by: ShoalError | None = None
         self._stats = core.stats()
         self._is_unchecked = False
         self._checked_at = 0.0
-        self._thread = threading.Thread(target=self._run, name="engine-loop", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=ENGINE_THREAD, daemon=True)
 
     @property
     def stats(self) -> EngineStats:
@@ -91,8 +112,32 @@ class EngineLoop:
             if self._is_live(request.request_id):
                 raise InvalidRequest(
                     f"request_id: {request.request_id!r} is in use by a live request", param="request_id")
-            self._enqueue(request)
+            if request.params.grammar is None:
+                self._enqueue(_Submit(request))
+            else:
+                self._compile(request, request)
             self._submitted.add(request.request_id)
+
+    def reserve(self, request: EngineRequest) -> Future[Reservation]:
+        """As `call` with `core.reserve`, once its grammar is compiled; a `release` meanwhile cancels it."""
+        if request.params.grammar is None:
+            return self.call(lambda core: core.reserve(request))
+        future: Future[Reservation] = Future()
+        with self._wake:
+            try:
+                self._compile(request, future)
+            except ShoalError as error:
+                future.set_exception(error)
+        return future
+
+    def release(self, request_id: str) -> Future[None]:
+        """As `call` with `core.release`, whatever waits."""
+        with self._wake:
+            waiting = self._compiling.get(request_id)
+            if isinstance(waiting, Future):
+                del self._compiling[request_id]
+                _fail(waiting, Cancelled("the reservation was given up"))
+        return self.call(lambda core: core.release(request_id), always=True)
 
     def abort(self, request_id: str) -> None:
         """Ask for a request's end; its last output has reason `abort` unless it ended before. Idempotent.
@@ -100,7 +145,12 @@ class EngineLoop:
         A request that awaits KV is left alone: whoever fills its blocks releases it.
         """
         with self._wake:
-            if request_id not in self._aborting and self._is_live(request_id):
+            compiling = self._compiling.get(request_id)
+            if isinstance(compiling, EngineRequest):
+                del self._compiling[request_id]
+                self._commands.append(_Answer(_ended(compiling, FinishReason.ABORT)))
+                self._wake.notify()
+            elif request_id not in self._aborting and self._is_live(request_id):
                 self._aborting.add(request_id)
                 self._commands.append(_Abort(request_id))
                 self._wake.notify()
@@ -133,9 +183,38 @@ class EngineLoop:
     def _is_live(self, request_id: str) -> bool:
         return request_id in self._submitted or request_id in self._core
 
-    def _enqueue(self, command: _Command, always: bool = False) -> None:
+    def _compile(self, request: EngineRequest, waiting: EngineRequest | Future[Reservation]) -> None:
+        self._check_open()
+        if request.request_id in self._compiling:
+            raise InvalidRequest(f"request_id: {request.request_id!r} is in use by a live request", param="request_id")
+        assert request.params.grammar is not None
+        compiled = self._grammars.begin(request.params.grammar)
+        self._compiling[request.request_id] = waiting
+        compiled.add_done_callback(lambda done: self._compiled(request, waiting, done))
+
+    def _compiled(
+        self, request: EngineRequest, waiting: EngineRequest | Future[Reservation], done: Future[GrammarState]
+    ) -> None:
+        with self._wake:
+            if self._compiling.get(request.request_id) is not waiting or done.cancelled():
+                return
+            del self._compiling[request.request_id]
+            error = done.exception()
+            if isinstance(waiting, EngineRequest):
+                self._commands.append(
+                    _Submit(request, done.result()) if error is None else _Answer(_refusal(request, _typed(error))))
+            elif error is None:
+                self._commands.append(_Call(lambda core: core.reserve(request, done.result()), waiting))
+            else:
+                _fail(waiting, _typed(error))
+            self._wake.notify()
+
+    def _check_open(self) -> None:
         if self._closed_by is not None or self._is_stopping:
             raise Unavailable(self._closed_by.message if self._closed_by else "the engine is stopping")
+
+    def _enqueue(self, command: _Command, always: bool = False) -> None:
+        self._check_open()
         if len(self._commands) >= self._max_commands and not always:
             raise Overloaded(
                 f"{len(self._commands)} commands are queued, the limit is {self._max_commands}",
@@ -181,14 +260,18 @@ class EngineLoop:
 
     def _apply(self, command: _Command) -> list[RequestOutput]:
         match command:
-            case EngineRequest():
+            case _Submit():
                 try:
-                    self._core.add(command)
+                    self._core.add(command.request, command.grammar)
                 except ShoalError as error:
-                    return [_refusal(command, error)]
+                    return [_refusal(command.request, error)]
                 finally:
                     with self._wake:
-                        self._submitted.discard(command.request_id)
+                        self._submitted.discard(command.request.request_id)
+            case _Answer():
+                with self._wake:
+                    self._submitted.discard(command.output.request_id)
+                return [command.output]
             case _Abort():
                 with self._wake:
                     self._aborting.discard(command.request_id)
@@ -224,12 +307,22 @@ class EngineLoop:
             commands = list(self._commands)
             self._commands.clear()
             self._submitted.clear()
+            compiling = list(self._compiling.values())
+            self._compiling.clear()
+        self._grammars.close()
         outputs = (outputs or []) + self._core.close(error)
         for command in commands:
-            if isinstance(command, EngineRequest):
-                outputs.append(_refusal(command, error))
-            elif isinstance(command, _Call) and command.future.set_running_or_notify_cancel():
-                command.future.set_exception(error)
+            if isinstance(command, _Submit):
+                outputs.append(_refusal(command.request, error))
+            elif isinstance(command, _Answer):
+                outputs.append(command.output)
+            elif isinstance(command, _Call):
+                _fail(command.future, error)
+        for waiting in compiling:
+            if isinstance(waiting, EngineRequest):
+                outputs.append(_refusal(waiting, error))
+            else:
+                _fail(waiting, error)
         try:
             self._hand_out(outputs)
         except Exception:
@@ -237,6 +330,18 @@ class EngineLoop:
 
 
 def _refusal(request: EngineRequest, error: ShoalError) -> RequestOutput:
+    return _ended(request, FinishReason.ERROR, error)
+
+
+def _ended(request: EngineRequest, reason: FinishReason, error: ShoalError | None = None) -> RequestOutput:
     return RequestOutput(
-        request.request_id, finish_reason=FinishReason.ERROR, error=error,
-        num_prompt_tokens=len(request.prompt_token_ids))
+        request.request_id, finish_reason=reason, error=error, num_prompt_tokens=len(request.prompt_token_ids))
+
+
+def _fail(future: Future[Any], error: ShoalError) -> None:
+    if future.set_running_or_notify_cancel():
+        future.set_exception(error)
+
+
+def _typed(error: BaseException) -> ShoalError:
+    return error if isinstance(error, ShoalError) else InternalError(f"the grammar could not be compiled: {error}")

@@ -20,6 +20,8 @@ from collections import deque
 from collections.abc import Sequence
 from enum import StrEnum
 
+from engine import block_memory
+from engine.block_memory import Allocate
 from engine.step import PlannedRow, StepPlan, StepResult
 
 _UNWRITTEN = -1
@@ -36,14 +38,16 @@ class MockRunner:
     def __init__(
         self, mode: MockMode, *, num_blocks: int, block_size: int, vocab_size: int,
         eos_token_ids: frozenset[int], step_seconds: float = 0.0,
+        allocate: Allocate = block_memory.private,
     ) -> None:
         if not eos_token_ids or len(eos_token_ids) >= vocab_size or not eos_token_ids <= set(range(vocab_size)):
             raise ValueError(f"eos_token_ids must be 1 to {vocab_size - 1} ids within 0..{vocab_size - 1}")
         self._mode = mode
         self._block_size = block_size
         self._num_blocks = num_blocks
-        self._slots = array("i", [_UNWRITTEN]) * (num_blocks * block_size)
-        self._bytes = memoryview(self._slots).cast("B")
+        self._bytes = allocate(num_blocks * block_size * 4)
+        self._slots = self._bytes.cast("i")
+        self._slots[:] = array("i", [_UNWRITTEN]) * (num_blocks * block_size)
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._step_seconds = step_seconds

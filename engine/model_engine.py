@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,8 +12,12 @@ from common import logs
 from common.block_hash import HashScheme
 from common.errors import ConfigError
 from common.service_record import Fingerprint
+from engine import block_memory
+from engine.block_memory import Allocate
 from engine.config import EngineConfig
 from engine.core import EngineCore
+from engine.engine_port import EngineFacts
+from engine.grammar.grammar_desk import CompileGrammar
 from engine.mock_runner import MockMode, MockRunner
 from engine.model_config import ModelConfig
 from engine.model_revision import model_revision
@@ -20,6 +25,7 @@ from engine.step import Runner
 from engine.worker_config import WorkerConfig
 
 log = logs.get(__name__)
+Progress = Callable[[int, int], None]  # (bytes read, bytes in all)
 
 MAX_KV_EVENTS = 65_536  # that a worker may leave undrained
 _GC_THRESHOLDS = (50_000, 20, 20)  # of the three generations; Python's are 700, 10, 10
@@ -28,15 +34,20 @@ _ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 
 @dataclass(frozen=True, slots=True)
 class ModelEngine:
-    """`fingerprint` says what its KV blocks are, `capacity` what it can take."""
+    """`compile_grammar` is None for a model without a tokenizer."""
 
     core: EngineCore
-    fingerprint: Fingerprint
-    capacity: dict[str, int]
+    facts: EngineFacts
+    compile_grammar: CompileGrammar | None = None
 
     @staticmethod
-    def load(config: WorkerConfig, model: str, hash_key: bytes) -> ModelEngine:
-        """Blocking: seconds for a small model. Raises `ModelLoadError` or `ConfigError` with one clear line."""
+    def load(
+        config: WorkerConfig, model: str, hash_key: bytes, *, allocate: Allocate = block_memory.private,
+        progress: Progress | None = None,
+    ) -> ModelEngine:
+        """Blocking: seconds for a small model. `allocate` gives the memory of the KV cache, `progress` is told of
+        (bytes read, bytes in all). Raises `ModelLoadError` or `ConfigError` with one clear line.
+        """
         started = time.monotonic()
         folder = Path(config.model_path)
         shape = ModelConfig.from_folder(folder)
@@ -45,15 +56,15 @@ class ModelEngine:
             block_size=config.block_size, num_layers=shape.num_layers, num_kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim)
         engine_config = _engine_config(config, shape, fingerprint)
-        runner = _runner(config, engine_config, folder, shape)
+        runner = _runner(config, engine_config, folder, shape, allocate, progress)
         scheme = HashScheme(hash_key, model, fingerprint.revision, fingerprint.dtype, config.block_size)
         _spare_collector()
         log.info("model_loaded", model=model, revision=fingerprint.revision, runner=config.runner,
                  seconds=round(time.monotonic() - started, 2), num_blocks=engine_config.num_blocks)
         core = EngineCore(engine_config, runner, scheme, max_kv_events=MAX_KV_EVENTS)
-        return ModelEngine(core, fingerprint, {
+        return ModelEngine(core, EngineFacts(fingerprint, {
             "num_blocks": engine_config.num_blocks, "max_num_seqs": engine_config.max_num_seqs,
-            "max_model_len": engine_config.max_model_len})
+            "max_model_len": engine_config.max_model_len}, core.block_bytes))
 
 
 def _spare_collector() -> None:
@@ -84,11 +95,16 @@ def _engine_config(config: WorkerConfig, shape: ModelConfig, fingerprint: Finger
         max_num_waiting=config.max_num_waiting, enable_prefix_caching=config.enable_prefix_caching)
 
 
-def _runner(config: WorkerConfig, engine: EngineConfig, folder: Path, shape: ModelConfig) -> Runner:
+def _runner(
+    config: WorkerConfig, engine: EngineConfig, folder: Path, shape: ModelConfig, allocate: Allocate,
+    progress: Progress | None,
+) -> Runner:
     if config.runner.startswith("mock-"):
         return MockRunner(
             MockMode(config.runner.removeprefix("mock-")), num_blocks=engine.num_blocks, block_size=engine.block_size,
-            vocab_size=shape.vocab_size, eos_token_ids=shape.eos_token_ids, step_seconds=config.mock_step_s)
-    from engine.cpu_runner import load_runner  # only here is torch loaded
+            vocab_size=shape.vocab_size, eos_token_ids=shape.eos_token_ids, step_seconds=config.mock_step_s,
+            allocate=allocate)
+    from engine.runner_loading import load_runner  # only here is torch loaded
 
-    return load_runner(folder, engine, config.dtype, config.device, config.torch_threads)
+    return load_runner(
+        folder, engine, config.dtype, config.device, config.torch_threads, progress=progress, allocate=allocate)

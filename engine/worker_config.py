@@ -15,6 +15,8 @@ class WorkerConfig(ServiceConfig):
     runner: str = Field(
         "torch", pattern="^(torch|mock-echo|mock-hash)$",
         description="torch computes the model; the mocks invent tokens and are for tests alone")
+    engine_process: bool = Field(
+        True, description="run the engine in its own process; false: in a thread of this one, for tests")
     mock_step_s: float = Field(0.0, ge=0, le=10, description="mock runners: seconds a step takes")
     dtype: str = Field("auto", pattern="^(auto|float32|bfloat16)$", description="auto: float32 on the CPU")
     device: str = Field("cpu", pattern="^cpu$", description="where the model runs")
@@ -27,6 +29,8 @@ class WorkerConfig(ServiceConfig):
     max_num_batched_tokens: int = Field(512, ge=1, le=1 << 20, description="token budget of a step")
     max_num_waiting: int = Field(256, ge=1, le=1 << 20, description="requests that may wait; one more is refused")
     enable_prefix_caching: bool = Field(True, description="reuse the KV of shared prefixes")
+    metrics_compat: str = Field(
+        "vllm", pattern="^(vllm|none)$", description="vllm: metrics also under the names that vLLM's dashboards know")
     load_interval_s: float = Field(0.5, gt=0, le=60, description="how often the load is published")
     shm_dir: str = Field("", description="folder in memory for KV shared with this host; empty: /dev/shm/shoal-<uid>")
     store_policy: str = Field(

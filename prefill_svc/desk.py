@@ -37,6 +37,12 @@ class PrefillDesk:
         return len(self._running)
 
     @property
+    def num_granted(self) -> int:
+        """Places kept for transfers that have not begun. Changes nothing: a scrape asks from its own thread."""
+        now = time.monotonic()
+        return sum(end > now for end, _ in list(self._granted.values()))
+
+    @property
     def num_queued_tokens(self) -> int:
         self._expire()
         return sum(n for _, n in self._granted.values()) + sum(n for _, _, n in self._running.values())

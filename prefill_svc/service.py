@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
 from prometheus_client import REGISTRY
+from prometheus_client.registry import Collector
 
+from common import trace
 from common.block_hash import HASH_BYTES
 from common.blocks.host_id import host_id, open_shm_dir
 from common.blocks.mapped_segments import MappedSegments
@@ -25,16 +27,16 @@ from common.clients.prefill import event_to_proto, order_from_proto
 from common.clients.worker import LOAD_SUBJECT, WorkerServicer
 from common.directory import Directory
 from common.errors import InvalidRequest
-from common.hand_off import GRPC, SHM, PrefillOrder, Pusher
+from common.gpu_metrics import GpuMetrics
+from common.hand_off import GRPC, SHM, Done, PrefillOrder, Pusher
 from common.kv_event import KvEvent
 from common.rpc import error_to_proto
 from common.service_host import Deps, ServiceHost
-from engine.async_engine import AsyncEngine
-from engine.core import EngineCore
 from engine.engine_metrics import EngineMetrics
+from engine.engine_port import EnginePort
+from engine.engine_start import start_engine
 from engine.kv_transfer.sender import Sender
 from engine.kv_transfer.worker_kv import WorkerKv
-from engine.model_engine import ModelEngine
 from engine.outputs import RequestOutput
 from prefill_svc.config import PrefillConfig
 from prefill_svc.desk import PrefillDesk
@@ -55,7 +57,7 @@ class PrefillService:
         self._model = config.model_name or Path(config.model_path).name
         self._shm_dir = open_shm_dir(config.shm_dir)
         self._directory = Directory(deps.registry)
-        self._channels = ChannelPool()
+        self._channels = ChannelPool(self._host.security)
         self._mapped = MappedSegments()
         self._publisher = KvEventPublisher(deps.bus, self._host.service_id, self._host.incarnation, self._model)
         self._parts: _Parts | None = None
@@ -64,21 +66,22 @@ class PrefillService:
     async def start(self) -> None:
         config = self._config
         key = await self._deps.registry.deployment_key()
-        engine = await asyncio.to_thread(ModelEngine.load, config, self._model, key)
+        ears = _Ears(self._publisher, self._deps.fail)
+        engine = await start_engine(config, self._model, key, ears)
         await self._directory.start()
-        store = KvStoreClient(self._directory, self._shm_dir)
+        store = KvStoreClient(self._directory, self._shm_dir, channels=self._channels)
         self._parts = parts = _Parts(self, engine, store)
-        parts.engine.start()
+        ears.hear(parts.sender, parts.kv)
         parts.kv.start()
         self._publisher.start()
-        REGISTRY.register(parts.metrics)
-        REGISTRY.register(parts.send_metrics)
+        for collector in parts.collectors:
+            REGISTRY.register(collector)
         prefill_pb2_grpc.add_PrefillServicer_to_server(PrefillServicer(parts.desk), self._host.server)
         worker_pb2_grpc.add_WorkerServicer_to_server(
-            WorkerServicer(self._load, parts.reset_prefix_cache, self._publisher), self._host.server)
+            WorkerServicer(self._load, engine.reset_prefix_cache, self._publisher), self._host.server)
         await self._host.listen()
         await self._host.register(
-            models=[self._model], role="prefill", fingerprint=engine.fingerprint, capacity=engine.capacity,
+            models=[self._model], role="prefill", fingerprint=engine.facts.fingerprint, capacity=engine.facts.capacity,
             host_id=host_id(self._shm_dir), transports=(SHM, GRPC))
         self._reporting = asyncio.create_task(self._report_load())
 
@@ -93,8 +96,8 @@ class PrefillService:
         if self._parts is not None:
             await self._parts.kv.stop(self._config.store_flush_s)
             await self._parts.engine.stop()
-            REGISTRY.unregister(self._parts.metrics)
-            REGISTRY.unregister(self._parts.send_metrics)
+            for collector in self._parts.collectors:
+                REGISTRY.unregister(collector)
             await self._parts.store.close()
         self._publisher.stop()
         await self._host.close()
@@ -127,34 +130,51 @@ class PrefillService:
             await asyncio.sleep(self._config.load_interval_s)
 
 
-class _Parts:
-    """What exists once the model is loaded; listens to the engine."""
+class _Ears:
+    """Listens to the engine from its start on; who is to hear comes later, before there is anything to hear."""
 
-    def __init__(self, service: PrefillService, loaded: ModelEngine, store: KvStoreClient) -> None:
-        config = service._config
-        self._deps, self._publisher, self.store = service._deps, service._publisher, store
-        self.engine = AsyncEngine(loaded.core, self)
-        self.kv = WorkerKv(self.engine, store, loaded.fingerprint, writes=config.store_policy == "all")
-        loader = self.kv.loader if config.enable_prefix_caching else None
-        self.sender = Sender(self.engine, loader, service.open_pusher, config.block_size)
-        self.desk = PrefillDesk(
-            self.sender, loaded.fingerprint, service._host.incarnation, max_transfers=config.max_transfers,
-            grant_lease_s=config.grant_lease_s)
-        self.metrics = EngineMetrics(lambda: self.engine.stats, service._model, config.block_size)
-        self.send_metrics = SendMetrics(self.sender.counts)
+    def __init__(self, publisher: KvEventPublisher, on_fatal: Callable[[str], None]) -> None:
+        self._publisher, self._on_fatal = publisher, on_fatal
+        self._sender: Sender | None = None
+        self._kv: WorkerKv | None = None
+
+    def hear(self, sender: Sender, kv: WorkerKv) -> None:
+        self._sender, self._kv = sender, kv
 
     def on_outputs(self, outputs: Sequence[RequestOutput]) -> None:
-        self.sender.on_outputs(outputs)
+        if self._sender is not None:
+            self._sender.on_outputs(outputs)
 
     def on_kv_events(self, events: Sequence[KvEvent]) -> None:
         self._publisher.publish(events)
-        self.kv.on_kv_events(events)
+        if self._kv is not None:
+            self._kv.on_kv_events(events)
 
     def on_failed(self, why: str) -> None:
-        self._deps.fail(why)
+        self._on_fatal(why)
 
-    async def reset_prefix_cache(self) -> int:
-        return await self.engine.call(EngineCore.reset_prefix_cache)
+
+class _Parts:
+    """What exists once the model is loaded."""
+
+    def __init__(self, service: PrefillService, engine: EnginePort, store: KvStoreClient) -> None:
+        config, fingerprint = service._config, engine.facts.fingerprint
+        self.engine, self.store = engine, store
+        self.kv = WorkerKv(engine, store, fingerprint, writes=config.store_policy == "all")
+        loader = self.kv.loader if config.enable_prefix_caching else None
+        self.sender = Sender(engine, loader, service.open_pusher, config.block_size)
+        self.desk = PrefillDesk(
+            self.sender, fingerprint, service._host.incarnation, max_transfers=config.max_transfers,
+            grant_lease_s=config.grant_lease_s)
+        self.collectors: tuple[Collector, ...] = (
+            EngineMetrics(lambda: engine.stats, service._model, config.block_size, stages=self._stages,
+                          vllm_names=config.metrics_compat == "vllm"),
+            SendMetrics(self.sender.counts, self.kv.loader.counts,
+                        self.kv.write_back.counts if self.kv.write_back else None),
+            GpuMetrics())
+
+    def _stages(self) -> dict[str, int]:
+        return {"granted": self.desk.num_granted, "transferring": self.desk.num_live}
 
 
 class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
@@ -182,6 +202,8 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         hashes = tuple(raw[i : i + HASH_BYTES] for i in range(0, len(raw), HASH_BYTES))
         async with aclosing(self._desk.prefill(order_from_proto(request, hashes))) as events:
             async for event in events:
+                if isinstance(event, Done):
+                    trace.current().finish()  # the receiver hangs up on it
                 yield event_to_proto(request.transfer_id, request.epoch, event)
 
     async def AbortTransfer(  # noqa: N802

@@ -109,6 +109,13 @@ class RunningStack:
         self._restarts_before[name] = self.service(name).restarts
         os.kill(self.pid_of(name), number)
 
+    def kill_engine(self, name: str) -> None:
+        """Kill the engine's own process of a worker; the worker then ends, and `wait_healed` waits for the next."""
+        self._restarts_before[name] = self.service(name).restarts
+        (engine,) = [child for child in psutil.Process(self.pid_of(name)).children()
+                     if "engine.process" in child.cmdline()]
+        engine.kill()
+
     def wait_ready(self, timeout_s: float = 120.0) -> StackState:
         state = self.process.wait_ready(timeout_s)
         self._note_processes()

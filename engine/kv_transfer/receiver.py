@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
-from common import logs
+from common import logs, trace
 from common.blocks.copy import copy_blocks
+from common.bucket_counts import BucketCounts
 from common.errors import InternalError, Overloaded, ShoalError, Unavailable
 from common.hand_off import Done, Landed, Landing, PrefillEvent, PrefillOrder, PrefillPort, Ticket
+from common.metrics import TRANSFER_BUCKETS
 from common.service_record import Fingerprint
-from engine.async_engine import AsyncEngine
+from common.span import Span
+from engine.engine_port import EnginePort
 from engine.kv_transfer.pinned_copy import PinnedCopies, wait_through
 from engine.request import EngineRequest
 
@@ -31,6 +35,8 @@ class TransferCounts:
     num_bytes: int = 0
     num_overlapped: int = 0  # transfers whose first block landed before the sender had computed the last token
     seconds: float = 0.0  # of the copies into blocks
+    copies: BucketCounts = field(default_factory=lambda: BucketCounts(TRANSFER_BUCKETS))  # seconds of each copy
+    hand_offs: BucketCounts = field(default_factory=lambda: BucketCounts(TRANSFER_BUCKETS))  # asked → last block here
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +60,7 @@ class Receiver:
     """Takes KV from prefill workers into reserved blocks. `open_landing` makes an area for (transport, blocks)."""
 
     def __init__(
-        self, engine: AsyncEngine, prefill: PrefillPort, open_landing: Callable[[str, str, int], Landing],
+        self, engine: EnginePort, prefill: PrefillPort, open_landing: Callable[[str, str, int], Landing],
         fingerprint: Fingerprint, *, stall_s: float,
     ) -> None:
         self._engine, self._prefill, self._open_landing = engine, prefill, open_landing
@@ -67,6 +73,15 @@ class Receiver:
     async def receive(
         self, route: Route, request: EngineRequest, block_ids: Sequence[int], num_present: int, timeout_s: float
     ) -> Received:
+        """As `_receive`, in a span of its own: the whole hand-off, the prefill worker's time included."""
+        with trace.span("kv.transfer", trace.CLIENT, {
+                "shoal.kv.from": route.worker_id, "shoal.kv.transport": route.transport}) as span:
+            return await self._receive(route, request, block_ids, num_present, timeout_s, span)
+
+    async def _receive(
+        self, route: Route, request: EngineRequest, block_ids: Sequence[int], num_present: int, timeout_s: float,
+        span: Span,
+    ) -> Received:
         """Bring progress from `num_present` tokens (block-aligned) to all but the last, or as far as it gets.
 
         A refusal, a loss or a stall ends it early and is not an error: what has landed counts, the engine computes
@@ -74,6 +89,7 @@ class Receiver:
         """
         counts = self.counts.setdefault(route.transport, TransferCounts())
         counts.num_transfers += 1
+        started = time.perf_counter()
         transfer_id = f"{request.request_id}-{secrets.token_hex(4)}"
         self._epoch += 1
         transfer = _Transfer(self._engine, request, block_ids, num_present, self._block_size, counts)
@@ -89,8 +105,10 @@ class Receiver:
                     async for event in events:
                         await transfer.take(event, landing)
             quiet = True
+            counts.hand_offs.observe(time.perf_counter() - started)
         except (ShoalError, TimeoutError) as error:
             counts.num_fallbacks += 1
+            span.fail(error)
             log.warning("hand_off_failed", prefill=route.worker_id, have=transfer.num_landed_tokens, why=str(error))
             await self._prefill.abort(route.address, transfer_id, self._epoch)
         except asyncio.CancelledError:
@@ -100,6 +118,7 @@ class Receiver:
             try:
                 await transfer.settle()
             finally:
+                span.put({"shoal.kv.blocks": transfer.num_blocks_landed, "shoal.kv.bytes": transfer.num_bytes_landed})
                 if landing is not None:
                     landing.close(quiet=quiet)
         return Received(transfer.num_landed_tokens, transfer.num_cached_tokens)
@@ -118,7 +137,7 @@ class _Transfer:
     """Copies landed blocks into their final places, one copy at a time, and tells the engine."""
 
     def __init__(
-        self, engine: AsyncEngine, request: EngineRequest, block_ids: Sequence[int], num_present: int,
+        self, engine: EnginePort, request: EngineRequest, block_ids: Sequence[int], num_present: int,
         block_size: int, counts: TransferCounts,
     ) -> None:
         self._engine, self._request_id, self._counts = engine, request.request_id, counts
@@ -127,7 +146,7 @@ class _Transfer:
         first = num_present // block_size
         self._targets = list(block_ids[first : -(-self._num_wanted // block_size)])
         self._first_token = num_present
-        self._num_blocks_landed = 0
+        self.num_blocks_landed = self.num_bytes_landed = 0
         self._copies = PinnedCopies()
         self._telling: asyncio.Future[None] | None = None  # the last call that told the engine of progress
         self.num_landed_tokens = num_present
@@ -140,23 +159,23 @@ class _Transfer:
     async def take(self, event: PrefillEvent, landing: Landing) -> None:
         if isinstance(event, Landed):
             self._check(event)
-            if self._num_blocks_landed == 0 and event.num_tokens_computed < self._num_wanted:
+            if self.num_blocks_landed == 0 and event.num_tokens_computed < self._num_wanted:
                 self._counts.num_overlapped += 1
             await self._copy_in(event, landing)
             landed = self.num_landed_tokens = min(
-                self._num_wanted, self._first_token + self._num_blocks_landed * self._block_size)
+                self._num_wanted, self._first_token + self.num_blocks_landed * self._block_size)
             await self._told()
-            self._telling = asyncio.ensure_future(self._engine.call(
-                lambda core: core.land(self._request_id, landed)))  # the next copy does not wait for it
+            # The next copy does not wait for it.
+            self._telling = asyncio.ensure_future(self._engine.land(self._request_id, landed))
         elif isinstance(event, Done):
             await self._told()
             self.require_complete()
             self.num_cached_tokens = max(self._first_token, min(event.num_cached_tokens, self._num_wanted))
 
     def require_complete(self) -> None:
-        if self._num_blocks_landed != len(self._targets):
+        if self.num_blocks_landed != len(self._targets):
             raise InternalError(
-                f"the sender ended after {self._num_blocks_landed} of {len(self._targets)} blocks")
+                f"the sender ended after {self.num_blocks_landed} of {len(self._targets)} blocks")
 
     async def settle(self) -> None:
         """Return when no copy of ours touches a block any more, and the engine knows what has landed."""
@@ -171,21 +190,24 @@ class _Transfer:
 
     def _check(self, event: Landed) -> None:
         end = event.first_block + event.num_blocks
-        if event.first_block != self._num_blocks_landed or not event.first_block < end <= len(self._targets):
-            raise InternalError(f"blocks {event.first_block}..{end} landed, expected from {self._num_blocks_landed}")
+        if event.first_block != self.num_blocks_landed or not event.first_block < end <= len(self._targets):
+            raise InternalError(f"blocks {event.first_block}..{end} landed, expected from {self.num_blocks_landed}")
         is_last = end == len(self._targets)
         num_valid = (self._num_wanted - 1) % self._block_size + 1 if is_last else self._block_size
         if event.num_valid != num_valid:
             raise InternalError(f"{event.num_valid} slots of the last block are valid, expected {num_valid}")
 
     async def _copy_in(self, event: Landed, landing: Landing) -> None:
-        core = self._engine.core
         indices = range(event.first_block, event.first_block + event.num_blocks)
-        pairs = [(core.block_view(self._targets[i]), landing.view(i)) for i in indices]
-        self._counts.seconds += await self._copies.run_thread(lambda: copy_blocks(pairs))
-        self._num_blocks_landed += event.num_blocks
+        pairs = [(self._engine.block_view(self._targets[i]), landing.view(i)) for i in indices]
+        seconds = await self._copies.run_thread(lambda: copy_blocks(pairs))
+        self._counts.seconds += seconds
+        self._counts.copies.observe(seconds)
+        self.num_blocks_landed += event.num_blocks
         self._counts.num_blocks += event.num_blocks
-        self._counts.num_bytes += sum(len(source) for _, source in pairs)
+        num_bytes = sum(len(source) for _, source in pairs)
+        self.num_bytes_landed += num_bytes
+        self._counts.num_bytes += num_bytes
 
 
 # The sender says nothing while its engine stands still, so whatever it says is a sign of life.

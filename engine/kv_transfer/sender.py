@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from common import trace
 from common.block_hash import BlockHash
+from common.bucket_counts import BucketCounts
 from common.errors import ShoalError
 from common.hand_off import Done, Landed, PrefillEvent, PrefillOrder, Progress, Pusher
+from common.metrics import TRANSFER_BUCKETS
 from common.sampling_params import SamplingParams
-from engine.async_engine import AsyncEngine
 from engine.core import Reservation
+from engine.engine_port import EnginePort
 from engine.kv_transfer.pinned_copy import PinnedCopies, wait_through
 from engine.kv_transfer.store_loader import StoreLoader
 from engine.outputs import RequestOutput
@@ -26,19 +29,26 @@ _UNUSED = SamplingParams(max_tokens=1)  # a prefill-only request samples nothing
 
 
 @dataclass(slots=True)
+class CopyCounts:
+    num_bytes: int = 0
+    seconds: BucketCounts = field(default_factory=lambda: BucketCounts(TRANSFER_BUCKETS))  # of each push
+
+
+@dataclass(slots=True)
 class SendCounts:
     num_transfers: int = 0
     num_blocks: int = 0
     num_bytes: int = 0
     num_tokens_computed: int = 0
     num_tokens_cached: int = 0
+    copies: dict[str, CopyCounts] = field(default_factory=dict)  # by transport
 
 
 class Sender:
     """Makes a prompt's KV and pushes blocks as the steps that filled them retire."""
 
     def __init__(
-        self, engine: AsyncEngine, loader: StoreLoader | None, open_pusher: Callable[[PrefillOrder], Pusher],
+        self, engine: EnginePort, loader: StoreLoader | None, open_pusher: Callable[[PrefillOrder], Pusher],
         block_size: int,
     ) -> None:
         self._engine, self._loader, self._open_pusher = engine, loader, open_pusher
@@ -71,7 +81,9 @@ class Sender:
             async for progress in _signs_of_life(preparing, 0):
                 yield progress
             reservation, have = await preparing
-            transfer = _Outgoing(self._engine, order, reservation.block_ids, pusher, copies, self._block_size)
+            transfer = _Outgoing(
+                self._engine, order, reservation.block_ids, pusher, copies, self._block_size,
+                self.counts.copies.setdefault(order.ticket.transport, CopyCounts()))
             async for event in self._compute_and_push(order, transfer, have):
                 yield event
             self.counts.num_transfers += 1
@@ -82,9 +94,9 @@ class Sender:
 
     async def _prepare(self, order: PrefillOrder, request: EngineRequest) -> tuple[Reservation, int]:
         """Reserve, take what the store has, and start; each call to the engine may wait for a long step."""
-        reservation = await self._engine.call(lambda core: core.reserve(request))
+        reservation = await self._engine.reserve(request)
         have = await self._from_store(order, reservation)
-        await self._engine.call(lambda core: core.start(order.transfer_id, num_cached_tokens=have))
+        await self._engine.start_reserved(order.transfer_id, num_cached_tokens=have)
         return reservation, have
 
     async def _from_store(self, order: PrefillOrder, reservation: Reservation) -> int:
@@ -104,7 +116,7 @@ class Sender:
         self, order: PrefillOrder, transfer: _Outgoing, have: int
     ) -> AsyncGenerator[PrefillEvent, None]:
         wanted = len(order.token_ids) - 1
-        computed = have
+        computed, num_chunks = have, 0
         stands = _Standstill(self._engine)
         while True:
             async for event in transfer.push_up_to(computed):
@@ -113,9 +125,14 @@ class Sender:
                 break
             try:
                 computed = await self._next_progress(order.transfer_id)
+                num_chunks += 1
             except TimeoutError:
                 if stands.seconds() < MAX_STEP_S:
                     yield Progress(computed)
+        trace.current().put({
+            "shoal.prefill.cached_tokens": have, "shoal.prefill.computed_tokens": wanted - have,
+            "shoal.prefill.chunks": num_chunks, "shoal.kv.blocks": transfer.num_sent,
+            "shoal.kv.bytes": transfer.num_bytes, "shoal.kv.transport": order.ticket.transport})
         self.counts.num_tokens_cached += have
         self.counts.num_tokens_computed += wanted - have
         yield Done(num_tokens_computed=wanted - have, num_cached_tokens=have, bytes_sent=transfer.num_bytes)
@@ -142,7 +159,7 @@ class Sender:
             await pusher.close()
         self._progress.pop(transfer_id, None)
         try:  # whether or not the reservation was made: a call whose caller was cancelled may still have made it
-            await self._engine.call(lambda core: core.release(transfer_id), always=True)
+            await self._engine.release(transfer_id)
         except ShoalError:
             return  # the engine has ended and with it all its blocks
 
@@ -150,7 +167,7 @@ class Sender:
 class _Standstill:
     """How long an engine has ended no step, as far as one looks."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: EnginePort) -> None:
         self._engine = engine
         self._num_steps, self._since = -1, 0.0
 
@@ -165,10 +182,11 @@ class _Outgoing:
     """What one transfer has sent. Blocks are counted in send order: 0 is the one that holds token `send_from`."""
 
     def __init__(
-        self, engine: AsyncEngine, order: PrefillOrder, block_ids: Sequence[int], pusher: Pusher,
-        copies: PinnedCopies, block_size: int,
+        self, engine: EnginePort, order: PrefillOrder, block_ids: Sequence[int], pusher: Pusher,
+        copies: PinnedCopies, block_size: int, counts: CopyCounts,
     ) -> None:
         self._engine, self._pusher, self._copies, self._block_size = engine, pusher, copies, block_size
+        self._counts = counts
         self._wanted = len(order.token_ids) - 1
         self._send_from = order.send_from
         self._sources = block_ids[order.send_from // block_size : -(-self._wanted // block_size)]
@@ -194,9 +212,9 @@ class _Outgoing:
         if self.num_sent >= complete:
             return None
         sources = self._sources[self.num_sent : self._next_end(complete)]
-        views = [self._engine.core.block_view(block_id) for block_id in sources]
+        views = [self._engine.block_view(block_id) for block_id in sources]
         self.num_bytes += sum(len(view) for view in views)
-        return self._copies.begin(_push(self._pusher, self.num_sent, views))
+        return self._copies.begin(_push(self._pusher, self.num_sent, views, self._counts))
 
     def _next_end(self, complete: int) -> int:
         return min(complete, self.num_sent + _MAX_PUSH_BLOCKS)
@@ -210,5 +228,8 @@ async def _signs_of_life(work: asyncio.Future[Any], computed: int) -> AsyncGener
             yield Progress(computed)
 
 
-async def _push(pusher: Pusher, first_block: int, views: Sequence[memoryview]) -> None:
+async def _push(pusher: Pusher, first_block: int, views: Sequence[memoryview], counts: CopyCounts) -> None:
+    started = time.perf_counter()
     await pusher.push(first_block, views)
+    counts.seconds.observe(time.perf_counter() - started)
+    counts.num_bytes += sum(map(len, views))

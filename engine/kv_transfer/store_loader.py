@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from common import logs
+from common import logs, trace
 from common.block_hash import BlockHash
+from common.bucket_counts import BucketCounts
+from common.metrics import TRANSFER_BUCKETS
 from common.service_record import Fingerprint
-from engine.async_engine import AsyncEngine
+from engine.engine_port import EnginePort
+from engine.kv_transfer.block_origins import BlockOrigins
 from engine.kv_transfer.store_port import StorePort
 
 log = logs.get(__name__)
@@ -29,17 +32,24 @@ class LoadCounts:
     num_bytes: int = 0
     num_declined: int = 0
     bytes_per_s: float = 0.0  # smoothed; 0 until measured
+    copies: BucketCounts = field(default_factory=lambda: BucketCounts(TRANSFER_BUCKETS))  # seconds of each load
 
 
 class StoreLoader:
     """One per worker. `blocks_present` asks without a lease; `load` copies into blocks that the caller has reserved."""
 
-    def __init__(self, engine: AsyncEngine, store: StorePort, fingerprint: Fingerprint) -> None:
+    def __init__(self, engine: EnginePort, store: StorePort, fingerprint: Fingerprint) -> None:
         self._engine, self._store, self._fingerprint = engine, store, fingerprint
-        self.counts = LoadCounts()
+        self.counts, self.origins = LoadCounts(), BlockOrigins()
 
     async def blocks_present(self, hashes: Sequence[BlockHash]) -> int:
-        return await self._store.lookup(hashes, self._fingerprint) if hashes else 0
+        if not hashes:
+            return 0
+        self.origins.note(hashes)
+        with trace.span("kv.lookup", trace.CLIENT) as span:
+            found = await self._store.lookup(hashes, self._fingerprint)
+            span.put({"shoal.kv.asked_blocks": len(hashes), "shoal.kv.found_blocks": found})
+        return found
 
     def is_worth(self, num_blocks: int) -> bool:
         """Whether loading is expected to take less time than computing; yes while either rate is unknown."""
@@ -48,7 +58,7 @@ class StoreLoader:
             return False
         if not compute_rate or not self.counts.bytes_per_s:
             return True
-        load_s = num_blocks * self._engine.core.block_bytes / self.counts.bytes_per_s
+        load_s = num_blocks * self._engine.facts.block_bytes / self.counts.bytes_per_s
         compute_s = num_blocks * self._fingerprint.block_size / compute_rate
         if load_s >= compute_s:
             self.counts.num_declined += 1
@@ -61,24 +71,27 @@ class StoreLoader:
 
         `num_present` and the result are in blocks. A cancellation leaves no copy running behind it.
         """
-        core, chain = self._engine.core, hashes[num_present:]
+        chain = hashes[num_present:]
         reserved = block_ids[num_present : num_present + len(chain)]
-        targets = [np.frombuffer(core.block_view(block_id), np.uint8) for block_id in reserved]
+        targets = [np.frombuffer(self._engine.block_view(block_id), np.uint8) for block_id in reserved]
 
         def sink(index: int, source: memoryview) -> None:
             np.copyto(targets[index], np.frombuffer(source, np.uint8))
 
-        started = time.perf_counter()
-        loaded = await self._store.get(chain, self._fingerprint, sink)
-        self._measure(loaded, time.perf_counter() - started)
-        if loaded:
-            num_tokens = (num_present + loaded) * self._fingerprint.block_size
-            await self._engine.call(lambda core: core.land(request_id, num_tokens))
+        with trace.span("kv.transfer", trace.CLIENT, {"shoal.kv.from": "store"}) as span:
+            started = time.perf_counter()
+            loaded = await self._store.get(chain, self._fingerprint, sink)
+            self._measure(loaded, time.perf_counter() - started)
+            span.put({"shoal.kv.blocks": loaded, "shoal.kv.bytes": loaded * self._engine.facts.block_bytes})
+            if loaded:
+                num_tokens = (num_present + loaded) * self._fingerprint.block_size
+                await self._engine.land(request_id, num_tokens)
         return num_present + loaded
 
     def _measure(self, num_blocks: int, seconds: float) -> None:
-        counts, num_bytes = self.counts, num_blocks * self._engine.core.block_bytes
+        counts, num_bytes = self.counts, num_blocks * self._engine.facts.block_bytes
         counts.num_loads += 1
+        counts.copies.observe(seconds)
         counts.num_blocks += num_blocks
         counts.num_bytes += num_bytes
         if num_blocks >= _MIN_SAMPLE_BLOCKS and seconds > 0:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from common.kv_event import KvEvent
 from common.service_record import Fingerprint
-from engine.async_engine import AsyncEngine
+from engine.engine_port import EnginePort
 from engine.kv_transfer.store_loader import StoreLoader
 from engine.kv_transfer.store_port import StorePort
 from engine.kv_transfer.write_back import WriteBack
@@ -15,9 +15,9 @@ from engine.kv_transfer.write_back import WriteBack
 class WorkerKv:
     """Joins loader and write-back of an engine. `writes` says whether cached blocks go to the store."""
 
-    def __init__(self, engine: AsyncEngine, store: StorePort, fingerprint: Fingerprint, *, writes: bool) -> None:
+    def __init__(self, engine: EnginePort, store: StorePort, fingerprint: Fingerprint, *, writes: bool) -> None:
         self.loader = StoreLoader(engine, store, fingerprint)
-        self.write_back = WriteBack(engine, store, fingerprint) if writes else None
+        self.write_back = WriteBack(engine, store, fingerprint, self.loader.origins) if writes else None
 
     def start(self) -> None:
         if self.write_back is not None:

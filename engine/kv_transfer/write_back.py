@@ -7,16 +7,21 @@ dropped: evicted before its turn, or pushed out of a full queue.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from common import logs
+from common import logs, trace
 from common.block_hash import BlockHash
+from common.bucket_counts import BucketCounts
 from common.errors import ShoalError
 from common.kv_event import BlockStored, KvEvent
+from common.metrics import TRANSFER_BUCKETS
 from common.service_record import Fingerprint
-from engine.async_engine import AsyncEngine
+from common.span import NO_SPAN, Span, SpanLink
+from engine.engine_port import EnginePort
+from engine.kv_transfer.block_origins import BlockOrigins
 from engine.kv_transfer.store_port import StorePort
 
 log = logs.get(__name__)
@@ -30,13 +35,17 @@ class WriteBackCounts:
     num_blocks: int = 0
     num_bytes: int = 0
     num_dropped_blocks: int = 0
+    copies: BucketCounts = field(default_factory=lambda: BucketCounts(TRANSFER_BUCKETS))  # seconds of each put
 
 
 class WriteBack:
     """Write-through on publication. `stop` writes what is queued, within its limit."""
 
-    def __init__(self, engine: AsyncEngine, store: StorePort, fingerprint: Fingerprint) -> None:
+    def __init__(
+        self, engine: EnginePort, store: StorePort, fingerprint: Fingerprint, origins: BlockOrigins | None = None
+    ) -> None:
         self._engine, self._store, self._fingerprint = engine, store, fingerprint
+        self._origins = origins or BlockOrigins()
         self._runs: deque[BlockStored] = deque()
         self._ready = asyncio.Event()
         self._idle = asyncio.Event()
@@ -93,19 +102,28 @@ class WriteBack:
         return hashes[:_MAX_RUN_BLOCKS], first.parent
 
     async def _write(self, hashes: tuple[BlockHash, ...], parent: BlockHash) -> None:
-        pinned = await self._engine.call(lambda core: core.pin(hashes))
+        pinned = await self._engine.pin(hashes)
         held = []
         try:
             for block_hash in hashes:  # a chain is stored without holes: up to the first that was evicted
                 if block_hash not in pinned:
                     break
                 held.append(block_hash)
-            views = [self._engine.core.block_view(pinned[block_hash]) for block_hash in held]
+            views = [self._engine.block_view(pinned[block_hash]) for block_hash in held]
             if held:
-                written = await self._store.put(held, parent, self._fingerprint, views)
+                started = time.perf_counter()
+                with self._span(held, parent) as span:
+                    written = await self._store.put(held, parent, self._fingerprint, views)
+                    span.put({"shoal.kv.blocks": written, "shoal.kv.bytes": written * self._engine.facts.block_bytes})
+                self.counts.copies.observe(time.perf_counter() - started)
                 self.counts.num_blocks += written
-                self.counts.num_bytes += written * self._engine.core.block_bytes
+                self.counts.num_bytes += written * self._engine.facts.block_bytes
             self.counts.num_dropped_blocks += len(hashes) - len(held)
         finally:
             block_ids = list(pinned.values())
-            await asyncio.shield(self._engine.call(lambda core: core.unpin(block_ids), always=True))
+            await asyncio.shield(self._engine.unpin(block_ids))
+
+    def _span(self, hashes: Sequence[BlockHash], parent: BlockHash) -> Span:
+        """A trace of its own, for no request waits for it; it links to the one that the blocks are due to."""
+        origin = self._origins.of(hashes, parent)
+        return trace.root("kv.put", trace.CLIENT, links=(SpanLink(origin, {}),)) if origin is not None else NO_SPAN

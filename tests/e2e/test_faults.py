@@ -117,6 +117,17 @@ async def test_a_decode_worker_that_dies_or_stalls_has_its_streams_go_on_elsewhe
     assert await ledger_is_clean(stack, WORKERS)
 
 
+@pytest.mark.parametrize(("worker", "at_s"), [
+    ("decode-0", LATE_S), pytest.param("prefill-0", EARLY_S, marks=pytest.mark.full)])
+async def test_an_engine_process_that_dies_is_answered_and_started_again(
+    stack: RunningStack, openai: AsyncOpenAI, quiet: list[str], worker: str, at_s: float
+) -> None:
+    asked = streams(openai, stack.model, f"engine-{worker}")
+    assert_untouched(await disturbed(asked, at_s, lambda: stack.kill_engine(worker)), quiet)
+    await asyncio.to_thread(stack.wait_healed, worker)
+    assert await ledger_is_clean(stack, WORKERS)
+
+
 async def test_a_nats_that_hangs_and_comes_back_is_not_noticed(
     stack: RunningStack, openai: AsyncOpenAI, quiet: list[str]
 ) -> None:

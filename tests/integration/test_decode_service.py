@@ -51,7 +51,7 @@ async def running(tmp_path: Path) -> AsyncIterator[Running]:
     deps = Deps(MemoryBus(), MemoryRegistry())
     config = DecodeConfig(
         model_path=str(tiny_llama(tmp_path / MODEL)), runner="mock-hash", service_id="decode-0", num_blocks=64,
-        mock_step_s=0.005, load_interval_s=0.1, max_model_len=512)
+        mock_step_s=0.005, load_interval_s=0.1, max_model_len=512, engine_process=False)
     service = build(config, deps)
     await service.start()
     directory = Directory(deps.registry, poll_s=0.05)

@@ -41,7 +41,7 @@ class Pair:
         self.deps = Deps(MemoryBus(), MemoryRegistry())
         model = str(tiny_llama(folder / MODEL, max_position_embeddings=8192))
         common = {"model_path": model, "runner": "mock-hash", "num_blocks": 512, "shm_dir": str(folder / "shm"),
-                  "max_num_batched_tokens": 256, "mock_step_s": 0.01}
+                  "max_num_batched_tokens": 256, "mock_step_s": 0.01, "engine_process": False}
         self.decode = DecodeService(DecodeConfig(
             service_id="decode-0", role="decode", transport=transport, handoff_stall_s=1.0, **common), self.deps)
         self.prefill = PrefillService(PrefillConfig(service_id="prefill-0", max_transfers=2, **common), self.deps)
@@ -201,7 +201,7 @@ async def test_hanging_up_while_blocks_are_being_reserved_frees_them(pair: Pair,
     reserve, reached = engine.core.reserve, asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def slow_reserve(asked: EngineRequest) -> Reservation:
+    def slow_reserve(asked: EngineRequest, grammar: object = None) -> Reservation:
         loop.call_soon_threadsafe(reached.set)
         time.sleep(0.3)  # in the engine's thread: the caller is gone before the grant
         return reserve(asked)

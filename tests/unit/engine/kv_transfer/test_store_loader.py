@@ -15,7 +15,7 @@ PRINT = Fingerprint("m", "r", "float32", 16, 1, 1, 8)
 
 def loader(tokens_per_s: float, bytes_per_s: float) -> StoreLoader:
     engine: Any = SimpleNamespace(
-        stats=SimpleNamespace(prefill_tokens_per_s=tokens_per_s), core=SimpleNamespace(block_bytes=1000))
+        stats=SimpleNamespace(prefill_tokens_per_s=tokens_per_s), facts=SimpleNamespace(block_bytes=1000))
     made = StoreLoader(engine, SimpleNamespace(), PRINT)  # type: ignore[arg-type]
     made.counts.bytes_per_s = bytes_per_s
     return made

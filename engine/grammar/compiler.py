@@ -1,0 +1,164 @@
+"""Grammars to states, over the model's vocabulary. Torch-free.
+
+A compiled grammar: asked for ──a thread is free──▶ compiling ──▶ cached (or its refusal is) ──least used──▶ dropped
+
+A compilation cannot be interrupted. It runs in a thread of its own, beside few others; whoever asked waits no longer
+than the time limit, and the limits on size hold what goes on afterwards to seconds. The same grammar is compiled once.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from common.errors import InternalError, InvalidRequest, Overloaded, UnsupportedValue
+from common.grammar import Grammar
+from engine.grammar.grammar_source import source_of
+from engine.grammar.llguidance_state import LlguidanceState, reason_of, refusal
+from engine.grammar.state import GrammarState
+
+COMPILE_TIME_S = 5.0
+PROBE_TIME_S = 0.25  # of `PROBE_STEPS` masks and tokens; a step of the whole batch waits for a mask
+PROBE_STEPS = 8
+MAX_CACHED_BYTES = 16 << 20  # of grammars' texts
+STACK_BYTES = 256 << 20  # address space: the compiler recurses once for each level that the limits allow
+BUSY_RETRY_AFTER_S = 2.0
+
+# Lexer states take 1 to 2 kB each and belong to one choice. A step's fuel is some 15 ms, its items 3 ms.
+_LIMITS = LLParserLimits(max_lexer_states=20_000, max_grammar_size=200_000, verbose_errors=False)
+
+
+class GrammarCompiler:
+    """Any thread may call it. The tokenizer is read at the first use and kept; `max_cached` grammars are kept."""
+
+    def __init__(
+        self, model_dir: Path, vocab_size: int, end_token_ids: frozenset[int], *, num_threads: int = 2,
+        max_cached: int = 256, time_limit_s: float = COMPILE_TIME_S,
+    ) -> None:
+        self._model_dir = model_dir
+        self._vocab_size = vocab_size
+        self._end_token_ids = end_token_ids
+        self._max_cached = max_cached
+        self._time_limit_s = time_limit_s
+        self._free_threads = threading.BoundedSemaphore(num_threads)
+        self._lock = threading.Lock()  # guards the cache
+        self._cache: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()
+        self._tokenizer_lock = threading.Lock()
+        self._tokenizer: LLTokenizer | None = None
+
+    def compile(self, grammar: Grammar) -> GrammarState:
+        """The state at the start of an output. Blocks up to the time limit; not for an event loop's thread.
+
+        Raises `InvalidRequest` with the reason, `UnsupportedValue` for a schema's keyword and for a model without a
+        usable tokenizer, and `Overloaded` while other compilations take all threads.
+        """
+        tokenizer = self._load_tokenizer()
+        deadline = time.monotonic() + self._time_limit_s
+        with self._lock:
+            compiled = self._cache.get(grammar)
+            is_new = compiled is None
+            if compiled is None:
+                compiled = self._cache[grammar] = Future()
+            self._cache.move_to_end(grammar)
+            self._evict()
+        if is_new:
+            self._start(tokenizer, grammar, compiled)
+        try:
+            matcher = compiled.result(max(0.0, deadline - time.monotonic()))
+        except TimeoutError:
+            raise refusal(f"did not compile within {self._time_limit_s:g} s") from None
+        return LlguidanceState(matcher.deep_copy(), self._end_token_ids)
+
+    def _evict(self) -> None:
+        size = sum(len(grammar.text) for grammar in self._cache)
+        while len(self._cache) > self._max_cached or (size > MAX_CACHED_BYTES and len(self._cache) > 1):
+            dropped, _ = self._cache.popitem(last=False)
+            size -= len(dropped.text)
+
+    def _start(self, tokenizer: LLTokenizer, grammar: Grammar, compiled: Future[LLMatcher]) -> None:
+        if not self._free_threads.acquire(timeout=self._time_limit_s):
+            busy = Overloaded("all threads that compile grammars are busy", retry_after_s=BUSY_RETRY_AFTER_S)
+            with self._lock:
+                self._cache.pop(grammar, None)
+            compiled.set_exception(busy)
+            return
+
+        def run() -> None:
+            try:
+                compiled.set_result(_compiled(tokenizer, grammar, self._end_token_ids, self._vocab_size))
+            except InvalidRequest as exc:
+                compiled.set_exception(exc)
+            except BaseException as exc:  # a panic in Rust is no Exception
+                compiled.set_exception(InternalError(f"the grammar compiler failed: {exc!r}"))
+            finally:
+                self._free_threads.release()
+
+        _start_thread(run)
+
+    def _load_tokenizer(self) -> LLTokenizer:
+        with self._tokenizer_lock:
+            if self._tokenizer is None:
+                self._tokenizer = _read_tokenizer(self._model_dir, self._vocab_size, self._end_token_ids)
+            return self._tokenizer
+
+
+def _compiled(
+    tokenizer: LLTokenizer, grammar: Grammar, end_token_ids: frozenset[int], vocab_size: int,
+) -> LLMatcher:
+    matcher = LLMatcher(tokenizer, source_of(grammar), log_level=0, limits=_LIMITS)
+    if matcher.is_error():
+        raise refusal(f"{grammar.kind}: {reason_of(matcher.get_error())}")
+    try:
+        _probe(LlguidanceState(matcher.deep_copy(), end_token_ids), vocab_size)
+    except InvalidRequest as exc:
+        raise refusal(f"{grammar.kind} cannot be followed: {exc.message.removeprefix('grammar: ')}") from exc
+    return matcher
+
+
+def _probe(state: LlguidanceState, vocab_size: int) -> None:
+    """Make some steps: a grammar without any output, or one that explodes, is refused before it runs."""
+    words = np.empty(-(-vocab_size // 32), np.uint32)
+    began = time.monotonic()
+    for _ in range(PROBE_STEPS):
+        if state.is_finished:
+            return
+        state.fill(words)
+        forced = state.forced()
+        state.accept(forced or [int(np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))[-1])])
+        if time.monotonic() - began > PROBE_TIME_S:
+            raise refusal(f"too complex: {PROBE_STEPS} tokens take more than {PROBE_TIME_S} s")
+
+
+_stack_lock = threading.Lock()
+
+
+def _start_thread(run: Callable[[], None]) -> None:
+    with _stack_lock:
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            threading.Thread(target=run, name="grammar-compile", daemon=True).start()
+        finally:
+            threading.stack_size(before)
+
+
+def _read_tokenizer(model_dir: Path, vocab_size: int, end_token_ids: frozenset[int]) -> LLTokenizer:
+    path = model_dir / "tokenizer.json"
+    try:
+        described = json.loads(path.read_text(encoding="utf-8"))
+        described["padding"] = described["truncation"] = None
+        return LLTokenizer(json.dumps(described), n_vocab=vocab_size, eos_token=sorted(end_token_ids) or None)
+    except FileNotFoundError:
+        raise UnsupportedValue(
+            "grammar: this model has no tokenizer.json, so its output cannot be constrained", param="grammar") from None
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError) as exc:
+        raise UnsupportedValue(
+            f"grammar: this model's tokenizer cannot be used to constrain output: {reason_of(str(exc))}",
+            param="grammar") from exc
