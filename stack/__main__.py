@@ -44,10 +44,15 @@ def up(
     gateway: Annotated[int, typer.Option(help="Gateways, on consecutive ports.")] = 1,
     tokenizer: Annotated[int, typer.Option(help="Tokenizers.")] = 1,
     host: Annotated[str, typer.Option(help="Address the gateways bind.")] = "127.0.0.1",
+    ssl_certfile: Annotated[str, typer.Option(help="Certificate of the gateways; they then speak HTTPS.")] = "",
+    ssl_keyfile: Annotated[str, typer.Option(help="Its key.")] = "",
+    insecure: Annotated[bool, typer.Option("--insecure", help="Allow plain HTTP on a host beyond loopback.")] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the first gateway; 0: a free one.")] = 8000,
     api_key: Annotated[str, typer.Option(envvar="SHOAL_API_KEY", help="Key that clients must send.")] = "",
-    nats_url: Annotated[str, typer.Option(help="NATS to use instead of the embedded one.")] = "",
-    redis_url: Annotated[str, typer.Option(help="Redis or Valkey to use instead of the embedded one.")] = "",
+    nats_url: Annotated[str, typer.Option(
+        envvar="SHOAL_NATS_URL", help="NATS to use instead of the embedded one.")] = "",
+    redis_url: Annotated[str, typer.Option(
+        envvar="SHOAL_REDIS_URL", help="Redis or Valkey to use instead of the embedded one.")] = "",
     state_dir: StateDir = None,
     runner: Annotated[str, typer.Option(help="torch; mock-echo and mock-hash are for tests.")] = "torch",
     transport: Annotated[str, typer.Option(help="Hand-off of KV: auto, shm or grpc.")] = "auto",
@@ -71,11 +76,15 @@ def up(
     with one_line_errors():
         from stack import ports
         from stack.console import Console
+        from stack.gateway_tls import secured_gateway
         from stack.model_progress import ensure_model
         from stack.plan import StackOptions, default_mixed
         from stack.state_file import default_state_dir
         from stack.up import up as run
 
+        gateway_flags = tuple(f"--{name}={value}" for name, value in (
+            ("ssl-certfile", ssl_certfile), ("ssl-keyfile", ssl_keyfile), ("insecure", insecure and "true")) if value)
+        http_tls = secured_gateway(host, gateway_flags)
         if log_format not in ("console", "json"):
             raise ConfigError(f"--log-format must be console or json, got {log_format!r}", param="log_format")
         engine = {"dtype": dtype, "max_model_len": max_model_len, "max_num_seqs": max_num_seqs,
@@ -85,7 +94,8 @@ def up(
             model_path=ensure_model(model).resolve(), state_dir=(state_dir or default_state_dir()).resolve(),
             prefill=prefill, decode=decode, mixed=default_mixed(prefill, decode) if mixed is None else mixed,
             kvstore=kvstore, router=router, gateway=gateway, tokenizer=tokenizer,
-            host=host, port=port or ports.free_port(host), api_key=api_key, nats_url=nats_url, redis_url=redis_url,
+            host=host, port=port or ports.free_port(host), http_tls=http_tls, gateway_flags=gateway_flags,
+            api_key=api_key, nats_url=nats_url, redis_url=redis_url,
             runner=runner, transport=transport, kvstore_dram_bytes=kvstore_dram_bytes,
             kvstore_ssd_bytes=kvstore_ssd_bytes, drain_timeout_s=drain_timeout_s,
             engine_flags={name: str(value) for name, value in engine.items() if value is not None})
@@ -99,6 +109,20 @@ def status(state_dir: StateDir = None, redis_url: str = "", nats_url: str = "", 
         from stack.status import print_status
 
         raise typer.Exit(0 if print_status(state_dir, redis_url, nats_url, as_json) else 1)
+
+
+@app.command()
+def healthcheck(
+    grpc: Annotated[str, typer.Option(help="host:port of a service; its health must be SERVING.")] = "",
+    http: Annotated[str, typer.Option(help="URL that must answer 200, for example http://127.0.0.1:8000/ready.")] = "",
+    service: Annotated[str, typer.Option(help="gRPC: which health; empty: whether it takes work.")] = "",
+    timeout_s: Annotated[float, typer.Option(min=0.1, max=600, help="Deadline of the whole check.")] = 3.0,
+) -> None:
+    """Ask one service whether it takes work: exit code 0 or 1; for health checks of containers."""
+    with one_line_errors():
+        from stack.healthcheck import check
+
+        check(grpc, http, service, timeout_s)
 
 
 @app.command()
@@ -124,6 +148,23 @@ def chat(
         from stack.chat import chat as run
 
         run(url, model, system, temperature, api_key, state_dir)
+
+
+@app.command()
+def batch(
+    source: Annotated[Path, typer.Argument(help="Requests, JSON lines in OpenAI's Batch format.")],
+    output: Annotated[Path, typer.Argument(help="Answers; what is in it already is not asked again.")],
+    errors: Annotated[Path | None, typer.Option(
+        help="Requests that failed, and why [default: OUTPUT with .errors.jsonl].")] = None,
+    concurrency: Annotated[int, typer.Option(min=1, max=1024, help="Requests at once.")] = 32,
+    timeout_s: Annotated[float, typer.Option(min=1, max=86400, help="Deadline of each request.")] = 600.0,
+    url: Url = "", api_key: ApiKey = "", state_dir: StateDir = None,
+) -> None:
+    """Answer a file of requests; a run that was cut short goes on where it was. Exit code 1 when some failed."""
+    with one_line_errors():
+        from stack.batch_command import run
+
+        raise typer.Exit(0 if run(source, output, errors, url, api_key, state_dir, concurrency, timeout_s) else 1)
 
 
 @model_app.command("fetch")

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import ShoalError
-from stack.api_client import ApiClient, Json, error_message, gateway_url, running_stack
-from stack.model_progress import ensure_model
+from stack.api_client import ApiClient, Json, error_message
+from stack.own_stack import running_or_own_stack
 from stack.scrape import scrape
-from stack.stack_process import StackProcess
 from stack.state_file import StackState
 
-_START_TIMEOUT_S = 120.0
 _FREED_WITHIN_S = 5.0
 _WRITTEN_WITHIN_S = 5.0
-_SSD_BYTES = 256 << 20  # of the stack that it starts itself
 _REUSE_TRIES = 4  # another worker may take a repeat
 
 
@@ -45,7 +40,7 @@ class _Target:
 def smoke(url: str, api_key: str, state_dir: Path | None) -> bool:
     """Run all checks; True when all passed. Starts a stack, and stops it, when no URL is given and none runs."""
     began = time.monotonic()
-    with _stack(url, state_dir) as (at, state), ApiClient(at, api_key) as api:
+    with running_or_own_stack(url, state_dir) as (at, state), ApiClient(at, api_key) as api:
         models = api.models()
         if not models:
             print(f"✗ {at} lists no model")
@@ -54,26 +49,6 @@ def smoke(url: str, api_key: str, state_dir: Path | None) -> bool:
         passed = [_run(name, check, target) for name, check in _CHECKS]
     print(f"{sum(passed)} of {len(passed)} checks passed in {time.monotonic() - began:.1f} s")
     return all(passed)
-
-
-@contextmanager
-def _stack(url: str, state_dir: Path | None) -> Iterator[tuple[str, StackState | None]]:
-    state = running_stack(state_dir)
-    if url or state is not None:
-        at = gateway_url(url, state_dir)
-        yield at, state if state is not None and state.url == at else None
-        return
-    ensure_model("SmolLM2-135M-Instruct")
-    with tempfile.TemporaryDirectory(prefix="shoal-smoke-", ignore_cleanup_errors=True) as folder:
-        began = time.monotonic()
-        process = StackProcess(Path(folder), ["--kvstore-ssd-bytes", str(_SSD_BYTES)])
-        try:
-            state = process.wait_ready(_START_TIMEOUT_S)
-            print(f"✓ stack started ({time.monotonic() - began:.1f} s)", flush=True)
-            yield state.url, state
-        finally:
-            code = process.stop()
-            print(f"{'✓' if code == 0 else '✗'} stack stopped (exit code {code})", flush=True)
 
 
 def _run(name: str, check: Callable[[_Target], str], target: _Target) -> bool:
