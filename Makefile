@@ -8,16 +8,24 @@ STAMP := .venv/.installed
 TORCH_INDEX := $(if $(shell command -v nvidia-smi)$(PIP_FIND_LINKS)$(PIP_INDEX_URL)$(PIP_EXTRA_INDEX_URL),, \
 	--extra-index-url https://download.pytorch.org/whl/cpu)
 
-.PHONY: up test test-all check smoke clean
+.PHONY: up test test-all compose-test bench-clients check smoke clean
 
 up: $(STAMP)
 	exec $(BIN)/shoal up
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m 'not full'
+	$(BIN)/python -m pytest -m 'not full and not compose'
 
 test-all: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m 'not compose'
+
+# Needs a Docker engine with compose; without an image registry, first: tests/compose/stand_ins/build > .env
+compose-test: $(STAMP)
+	$(BIN)/python -m pytest -m compose -s -v tests/compose
+
+# guidellm and aiperf against our stack, each in an environment of its own, made on first use.
+bench-clients: $(STAMP)
+	$(BIN)/shoal bench clients --install
 
 smoke: $(STAMP)
 	$(BIN)/shoal smoke

@@ -44,9 +44,14 @@ def report(title: str, figures: Sequence[Figure], json_file: Path | None) -> boo
             _short(figure.ratio), _short(figure.must), mark)
     Console().print(table)
     if json_file is not None:
-        content: dict[str, Any] = {"env": collect(), "figures": [{**asdict(f), "ok": f.ok} for f in figures]}
-        json_file.write_text(json.dumps(content, indent=1) + "\n")
+        write(figures, json_file)
     return all(figure.ok is not False for figure in figures)
+
+
+def write(figures: Sequence[Figure], json_file: Path) -> None:
+    """The figures and where they were measured, as JSON."""
+    content: dict[str, Any] = {"env": collect(), "figures": [{**asdict(f), "ok": f.ok} for f in figures]}
+    json_file.write_text(json.dumps(content, indent=1) + "\n")
 
 
 def _short(value: float | None) -> str:

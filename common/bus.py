@@ -21,6 +21,7 @@ from common import bus_stream, logs, trace
 from common.bus_stream import Handler, Stream
 from common.errors import Unavailable
 from common.metrics import counter, gauge
+from common.server_url import NatsServer, masked, offers_tls
 
 log = logs.get(__name__)
 
@@ -55,12 +56,14 @@ class NatsBus:
         self._following: set[asyncio.Task[None]] = set()
 
     @staticmethod
-    async def connect(url: str, name: str, timeout_s: float) -> NatsBus:
-        """Raises `Unavailable` when no server answers within `timeout_s`."""
-        client = Client()
+    async def connect(url: str, name: str, timeout_s: float, ca: str = "") -> NatsBus:
+        """`ca` is a PEM file for `tls://`. Raises `Unavailable` when no server lets us in within `timeout_s`."""
+        client, server = Client(), NatsServer.parse(url)
+        last_error: list[Exception] = []
 
         async def on_error(error: Exception) -> None:
-            log.debug("bus_error", error=repr(error))
+            last_error[:] = [error]
+            log.debug("bus_error", error=masked(repr(error)))
 
         async def on_disconnect() -> None:
             CONNECTED.set(0)
@@ -71,17 +74,20 @@ class NatsBus:
             log.info("bus_reconnected")
 
         options: dict[str, Any] = {
-            "servers": [url], "name": name, "max_reconnect_attempts": -1, "reconnect_time_wait": 0.25,
+            **server.options(client, ca), "name": name, "max_reconnect_attempts": -1, "reconnect_time_wait": 0.25,
             "ping_interval": 5, "max_outstanding_pings": 2, "error_cb": on_error,
             "disconnected_cb": on_disconnect, "reconnected_cb": on_reconnect,
         }
         try:
             async with asyncio.timeout(timeout_s):
                 await client.connect(**options)
+                if server.tls and not offers_tls(client):
+                    raise NatsError("the server offers no TLS, and the URL asks for it")
         except (OSError, TimeoutError, NatsError) as error:
             await _close_quietly(client)
-            raise Unavailable(f"NATS at {_without_secret(url)} is not reachable within {timeout_s:g} s "
-                              f"({type(error).__name__})") from None
+            cause = last_error[0] if last_error and isinstance(error, TimeoutError) else error
+            raise Unavailable(f"NATS at {server.address.rpartition('/')[2]} is not reachable within {timeout_s:g} s "
+                              f"({type(cause).__name__}: {masked(str(cause))})") from None
         CONNECTED.set(1)
         return NatsBus(client)
 
@@ -166,9 +172,5 @@ async def _close_quietly(client: Client) -> None:
             await client.close()
     except (TimeoutError, NatsError, OSError):
         log.debug("bus_close_failed")
-
-
-def _without_secret(url: str) -> str:
-    return url.rsplit("@", 1)[-1]
 
 

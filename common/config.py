@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,26 +22,61 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from common.errors import ConfigError
 
+_SECRET = re.compile("url|token|keys")  # fields whose values are never shown
+
 
 class ServiceConfig(BaseSettings):
     """What every service has. Subclasses add their own fields; every field carries a description."""
 
     model_config = SettingsConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
-    service: ClassVar[str] = "service"
+    service: ClassVar[str] = "shoal"
+    tls_fields: ClassVar[str] = "tls_cert, tls_key and tls_ca"  # that secure the main port
+    serves_grpc: ClassVar[bool] = True
 
     service_id: str = Field("", description="name of this replica; drawn at random when empty", max_length=64)
     host: str = Field("127.0.0.1", description="address to bind; loopback by default")
     port: int = Field(0, ge=0, le=65535, description="port to bind; 0 takes a free one and registers it")
-    advertise_host: str = Field("", description="address other services reach this one at; empty: `host`")
+    advertise_host: str = Field(
+        "", description="address other services reach this one at; empty: `host`, or the one towards Redis if all")
     metrics_port: int = Field(0, ge=0, le=65535, description="Prometheus port; 0 takes a free one and registers it")
-    nats_url: str = Field("nats://127.0.0.1:4222", description="NATS server, credentials in the URL")
-    redis_url: str = Field("redis://127.0.0.1:6379/0", description="Redis or Valkey server, credentials in the URL")
+    metrics_host: str = Field("", description="address of the Prometheus port, which speaks plaintext; empty: `host`")
+    health_port: int = Field(
+        0, ge=0, le=65535, description="a second gRPC port, in plaintext, for health checks alone; 0: none")
+    insecure: bool = Field(False, description="allow ports in plaintext on addresses other than loopback")
+    tls_cert: str = Field("", description="PEM file with this service's certificate; its ports then speak TLS")
+    tls_key: str = Field("", description="PEM file with the key of tls_cert")
+    tls_ca: str = Field("", description="PEM file of the CA that services are known by; calls then use TLS")
+    tls_client_auth: bool = Field(False, description="take calls only from holders of a certificate of tls_ca")
+    tls_server_name: str = Field(
+        "", description="name that certificates of services must carry; empty: the address that is called")
+    service_token: str = Field(
+        "", description="secret that services show each other with every call; empty: none", repr=False)
+    service_token_file: str = Field(
+        "", description="file with one such secret a line: the first is sent, each is accepted; # starts a comment")
+    nats_url: str = Field(
+        "nats://127.0.0.1:4222", repr=False,
+        description="NATS server; tls:// for TLS; user:password@, token@ or ?creds=FILE for credentials")
+    redis_url: str = Field(
+        "redis://127.0.0.1:6379/0", repr=False,
+        description="Redis or Valkey server; rediss:// for TLS; user:password@ for credentials")
+    servers_ca: str = Field(
+        "", description="PEM file of the CA that NATS and Redis are known by; empty: tls_ca, else the system's")
     connect_timeout_s: float = Field(10.0, gt=0, le=600, description="how long the start waits for NATS and Redis")
     lease_ttl_s: float = Field(6.0, ge=1, le=600, description="registration ends this long after the last heartbeat")
     drain_timeout_s: float = Field(30.0, ge=0, le=3600, description="how long SIGTERM lets running work finish")
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="least level that is logged")
     log_format: str = Field("json", pattern="^(json|console)$", description="json, or console for people")
+
+    @property
+    def servers_ca_file(self) -> str:
+        """Of NATS and Redis; empty: the system's CAs."""
+        return self.servers_ca or self.tls_ca
+
+    @property
+    def has_server_tls(self) -> bool:
+        """Whether the main port speaks TLS."""
+        return bool(self.tls_cert)
 
     @classmethod
     def settings_customise_sources(
@@ -83,7 +119,9 @@ def _parse_flags(cls: type[ServiceConfig], argv: Sequence[str]) -> tuple[dict[st
     parser.add_argument("--config", help="YAML file with the same field names")
     for name, field in cls.model_fields.items():
         text = f"{field.description} (default: {field.default!r})".replace("%", "%%")
-        parser.add_argument(f"--{_kebab(name)}", dest=name, default=argparse.SUPPRESS, help=text)
+        # `--insecure` alone is true
+        bare: dict[str, Any] = {"nargs": "?", "const": "true"} if field.annotation is bool else {}
+        parser.add_argument(f"--{_kebab(name)}", dest=name, default=argparse.SUPPRESS, help=text, **bare)
     flags = vars(parser.parse_args(argv))
     return flags, flags.pop("config")
 
@@ -125,6 +163,6 @@ def _explain(cls: type[ServiceConfig], error: ValidationError, origin: dict[str,
     parts = []
     for item in error.errors():
         field = ".".join(str(p) for p in item["loc"]) or cls.service
-        shown = "" if "url" in field else f"={item['input']!r}"
+        shown = "" if _SECRET.search(field) else f"={item['input']!r}"
         parts.append(f"{field}{shown} (from {origin.get(field, 'default')}): {item['msg']}")
     return "; ".join(parts)

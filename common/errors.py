@@ -147,6 +147,11 @@ def _classes(base: type[ShoalError]) -> list[type[ShoalError]]:
     return [base, *(c for sub in base.__subclasses__() for c in _classes(sub))]
 
 
+def codes() -> list[str]:
+    """Every code there is: the closed set that a metric's label takes its values from."""
+    return sorted({cls.code for cls in _classes(ShoalError)})
+
+
 def from_wire(facts: dict[str, str]) -> ShoalError:
     """The error that `wire()` described; an unknown code becomes `InternalError`."""
     by_code = {c.code: c for c in reversed(_classes(ShoalError))}

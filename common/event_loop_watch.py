@@ -7,7 +7,7 @@ from typing import Final
 
 from common.metrics import counter, histogram
 
-PERIOD_S: Final = 0.05
+PERIOD_S: Final = 0.1
 STALL_S: Final = 0.005
 _BUCKETS: Final = (.0005, .001, .002, .005, .01, .02, .05, .1, .25, .5, 1, 5)
 

@@ -45,6 +45,11 @@ class GpuMetrics(Collector):
     def __init__(self, nvml: Any | None = None) -> None:
         self._nvml = open_nvml() if nvml is None else nvml
 
+    @staticmethod
+    def names() -> frozenset[str]:
+        """Of all metrics that there are with a GPU."""
+        return frozenset(name for name, _ in _FAMILIES)
+
     def describe(self) -> list[Metric]:
         """None ahead of time: registering must not call the driver."""
         return []

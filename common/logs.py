@@ -18,6 +18,7 @@ def _ids(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     span = otel_trace.get_current_span().get_span_context()
     if span.is_valid:
         event["trace_id"] = format(span.trace_id, "032x")
+        event["span_id"] = format(span.span_id, "016x")
     return event
 
 

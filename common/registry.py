@@ -13,11 +13,12 @@ import secrets
 from typing import Any, Protocol, TypeAlias, cast
 
 import redis.asyncio as redis
-from redis.exceptions import RedisError
+from redis.exceptions import AuthenticationError, RedisError
 
 from common import logs
 from common.errors import FingerprintMismatch, Unavailable
 from common.metrics import counter
+from common.server_url import masked, open_redis
 from common.service_record import ServiceRecord
 
 log = logs.get(__name__)
@@ -91,21 +92,24 @@ class RedisRegistry:
         self._key: bytes | None = None
 
     @staticmethod
-    async def connect(url: str, timeout_s: float) -> RedisRegistry:
-        """Raises `Unavailable` when no server answers within `timeout_s`."""
-        shown = url.rsplit("@", 1)[-1]
-        client = redis.from_url(url, socket_timeout=_CALL_TIMEOUT_S, socket_connect_timeout=_CALL_TIMEOUT_S)
+    async def connect(url: str, timeout_s: float, ca: str = "") -> RedisRegistry:
+        """`ca` is a PEM file for `rediss://`. Raises `Unavailable` when no server lets us in within `timeout_s`."""
+        shown = masked(url).rsplit("@", 1)[-1].rpartition("://")[2]
+        client = open_redis(url, ca, socket_timeout=_CALL_TIMEOUT_S, socket_connect_timeout=_CALL_TIMEOUT_S)
         deadline = asyncio.get_running_loop().time() + timeout_s
         while True:
             try:
                 async with asyncio.timeout(_CALL_TIMEOUT_S):
                     await client.ping()
                 return RedisRegistry(client)
+            except AuthenticationError as error:
+                await client.aclose()
+                raise Unavailable(f"Redis at {shown} refused the credentials: {masked(str(error))}") from None
             except (RedisError, OSError, TimeoutError, ValueError) as error:
                 if asyncio.get_running_loop().time() >= deadline:
                     await client.aclose()
-                    raise Unavailable(
-                        f"Redis at {shown} is not reachable within {timeout_s:g} s ({type(error).__name__})") from None
+                    raise Unavailable(f"Redis at {shown} is not reachable within {timeout_s:g} s "
+                                      f"({type(error).__name__}: {masked(str(error))})") from None
             await asyncio.sleep(0.2)
 
     async def register(self, record: ServiceRecord, ttl_s: float) -> Lease:

@@ -8,6 +8,7 @@ generators.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, Final, cast
@@ -24,6 +25,9 @@ from common.errors import (
     from_wire,
 )
 from common.metrics import counter, histogram
+from common.service_token import TokenGuard, token_interceptors
+from common.span import NO_SPAN, Span
+from common.wire_security import PLAINTEXT, WireSecurity
 from proto import common_pb2
 
 log = logs.get(__name__)
@@ -35,6 +39,10 @@ CALL_S = histogram(
     "shoal_rpc_seconds", "time of an answered unary call, failed ones included",
     (.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10), ["method"])
 FAILED = counter("shoal_rpc_errors_total", "calls that ended in an error, by error code", ["method", "code"])
+_SPANS: Final = {  # server spans of the calls that a request makes; all others only pass the trace on
+    "Tokenize": "tokenize", "Route": "route", "Prefill": "prefill", "Lookup": "kv.lookup", "Get": "kv.get",
+    "BeginPut": "kv.put",
+}
 _OPTIONS: Final = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -75,6 +83,8 @@ def error_from_rpc(error: grpc.RpcError) -> ShoalError:
         return DeadlineExceeded(f"the call did not end within its deadline: {detail}")
     if status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
         return Unavailable(f"the service cannot be reached: {detail}", retry_after_s=1.0)
+    if status == grpc.StatusCode.UNAUTHENTICATED:  # no fault of whoever asked us: another replica may take the call
+        return Unavailable(f"the service refused this caller: {detail}", retry_after_s=1.0)
     return InternalError(f"{status.name}: {detail}")
 
 
@@ -107,6 +117,14 @@ def _received(context: grpc.aio.ServicerContext[Any, Any]) -> dict[str, str]:
     return {k: v for k, v in context.invocation_metadata() or () if isinstance(v, str)}
 
 
+def _open_span(method: str) -> Span:
+    """The span of a call, as the current one, where the caller's trace is recorded."""
+    name = _SPANS.get(_short(method))
+    span = trace.span(name, trace.SERVER) if name else NO_SPAN
+    trace.stay_below(span)
+    return span
+
+
 def _short(method: str) -> str:
     """`Route` of `/shoal.Router/Route`: only methods that exist have a handler, so the set is closed."""
     return method.rpartition("/")[2]
@@ -127,14 +145,20 @@ def _unary(inner: Callable[..., Awaitable[Any]], method: str) -> Callable[..., A
 
     async def handle(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         trace.adopt(_received(context))
+        span = _open_span(method)
         started = time.perf_counter()
         try:
             return await inner(request, context)
         except grpc.aio.AbortError:
             raise
         except Exception as error:
+            span.fail(error)
             await _abort(context, method, error)
+        except asyncio.CancelledError as error:
+            span.fail(error)
+            raise
         finally:
+            span.finish()
             duration_s.observe(time.perf_counter() - started)
 
     return handle
@@ -144,15 +168,21 @@ def _stream(inner: Callable[..., AsyncIterator[Any]], method: str) -> Callable[.
     async def handle(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
         # A call that is cut ends by closing this generator, from another task: it must close the inner one itself.
         trace.adopt(_received(context))
+        span = _open_span(method)
         messages = inner(request, context)
         try:
             async for message in messages:
                 yield message
         except grpc.aio.AbortError:
             raise
+        except (asyncio.CancelledError, GeneratorExit) as error:
+            span.fail(error)
+            raise
         except Exception as error:
+            span.fail(error)
             await _abort(context, method, error)
         finally:
+            span.finish()
             await cast("AsyncGenerator[Any, None]", messages).aclose()
 
     return handle
@@ -186,11 +216,31 @@ def _with_context(details: Any, timeout: float | None) -> grpc.aio.ClientCallDet
 _INTERCEPTORS: Final = [_UnaryClientInterceptor(), _ServerStreamClientInterceptor(), _StreamClientInterceptor()]
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
+def open_channel(address: str, security: WireSecurity = PLAINTEXT) -> grpc.aio.Channel:
     """A channel to `host:port` with our interceptors; connects lazily. Unary calls get a default deadline."""
-    return grpc.aio.insecure_channel(
-        address, options=_CHANNEL_OPTIONS, interceptors=_INTERCEPTORS)
+    interceptors = [*_INTERCEPTORS, *(token_interceptors(security.tokens[0]) if security.tokens else ())]
+    if not security.ca:
+        return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS, interceptors=interceptors)
+    credentials, names = channel_credentials(security)
+    return grpc.aio.secure_channel(
+        address, credentials, options=[*_CHANNEL_OPTIONS, *names], interceptors=interceptors)
 
 
-def new_server() -> grpc.aio.Server:
-    return grpc.aio.server(interceptors=[ServerInterceptor()], options=_SERVER_OPTIONS)
+def channel_credentials(security: WireSecurity) -> tuple[grpc.ChannelCredentials, list[tuple[str, str]]]:
+    """For a channel with TLS, and the options that say which name the server must prove."""
+    names = [("grpc.ssl_target_name_override", security.server_name)] if security.server_name else []
+    return grpc.ssl_channel_credentials(security.ca, security.key or None, security.cert or None), names
+
+
+def new_server(security: WireSecurity = PLAINTEXT) -> grpc.aio.Server:
+    guard = [TokenGuard(security.tokens)] if security.tokens else []
+    return grpc.aio.server(interceptors=[*guard, ServerInterceptor()], options=_SERVER_OPTIONS)
+
+
+def bind(server: grpc.aio.Server, address: str, security: WireSecurity = PLAINTEXT) -> int:
+    """The port of `host:port`, which 0 leaves to the system. Raises `RuntimeError` when it cannot be bound."""
+    if not security.cert:
+        return server.add_insecure_port(address)
+    credentials = grpc.ssl_server_credentials(
+        [(security.key, security.cert)], security.ca or None, require_client_auth=security.client_auth)
+    return server.add_secure_port(address, credentials)

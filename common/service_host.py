@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
 import signal
 import sys
@@ -23,6 +24,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
 from common import logs, rpc
+from common.advertise import advertised_host
 from common.bus import Bus, NatsBus
 from common.config import ServiceConfig, load_or_exit
 from common.errors import ConfigError, InternalError, ShoalError
@@ -30,9 +32,12 @@ from common.event_loop_watch import watch_event_loop
 from common.metrics import INFO, MetricsServer
 from common.registry import Lease, RedisRegistry, Registry
 from common.service_record import Fingerprint, ServiceRecord
+from common.tracing import start_tracing
+from common.wire_security import load_security, metrics_address, metrics_host
 
 log = logs.get(__name__)
 Config = TypeVar("Config", bound=ServiceConfig)
+LIVE = "live"  # health of this name says that the process answers; of the empty name, that it takes work
 
 
 class Deps:
@@ -70,7 +75,9 @@ class ServiceHost:
         self.config = config
         self.service_id = config.service_id or f"{config.service}-{secrets.token_hex(3)}"
         self.incarnation = secrets.token_hex(8)
-        self.server: grpc.aio.Server = rpc.new_server()
+        self.security = load_security(config)
+        self.server: grpc.aio.Server = rpc.new_server(self.security)
+        self._health_server: grpc.aio.Server | None = None
         self._registry = registry
         self._health = HealthServicer()
         self._metrics: MetricsServer | None = None
@@ -81,16 +88,26 @@ class ServiceHost:
         """Bind and start serving; health stays NOT_SERVING until `register`. Returns `host:port`."""
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
         await self._health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._health.set(LIVE, health_pb2.HealthCheckResponse.SERVING)
         config = self.config
         try:
-            port = self.server.add_insecure_port(f"{config.host}:{config.port}")
-            self._metrics = MetricsServer(config.host, config.metrics_port)
+            port = rpc.bind(self.server, f"{config.host}:{config.port}", self.security)
+            self._metrics = MetricsServer(metrics_host(config), config.metrics_port)
+            if config.health_port:
+                await self._serve_health(f"{config.host}:{config.health_port}")
         except (RuntimeError, OSError) as error:
-            raise ConfigError(f"cannot bind {config.host}: port {config.port} (metrics {config.metrics_port}) "
-                              f"is taken or not allowed: {error}", param="port") from None
+            raise ConfigError(f"cannot bind {config.host}: port {config.port} (metrics {config.metrics_port}, health "
+                              f"{config.health_port}) is taken or not allowed: {error}", param="port") from None
         await self.server.start()
-        self.address = f"{config.advertise_host or config.host}:{port}"
+        self.address = f"{advertised_host(config)}:{port}"
         return self.address
+
+    async def _serve_health(self, address: str) -> None:
+        """Probes of an orchestrator may know neither TLS nor tokens; this port has nothing else to say."""
+        self._health_server = rpc.new_server()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._health_server)
+        rpc.bind(self._health_server, address)
+        await self._health_server.start()
 
     async def register(
         self, *, models: Sequence[str] = (), role: str = "", fingerprint: Fingerprint | None = None,
@@ -98,7 +115,8 @@ class ServiceHost:
     ) -> None:
         record = ServiceRecord(
             service=self.config.service, service_id=self.service_id, incarnation=self.incarnation,
-            address=address or self.address, metrics_address=self._metrics.address if self._metrics else "",
+            address=address or self.address,
+            metrics_address=metrics_address(self.config, self._metrics.port) if self._metrics else "",
             models=tuple(models), role=role, fingerprint=fingerprint, capacity=capacity or {},
             started_at_unix_s=time.time(), host_id=host_id, transports=tuple(transports), version=version())
         self._lease = await self._registry.register(record, self.config.lease_ttl_s)
@@ -114,6 +132,8 @@ class ServiceHost:
         if self._lease is not None:
             await self._lease.release()
         await self.server.stop(grace=0.5)
+        if self._health_server is not None:
+            await self._health_server.stop(grace=None)
         if self._metrics is not None:
             await asyncio.to_thread(self._metrics.close)
 
@@ -127,9 +147,10 @@ def version() -> str:
 
 async def open_deps(config: ServiceConfig) -> Deps:
     """Connect to Redis and NATS; raises `Unavailable` naming the one that does not answer."""
-    registry = await RedisRegistry.connect(config.redis_url, config.connect_timeout_s)
+    registry = await RedisRegistry.connect(config.redis_url, config.connect_timeout_s, config.servers_ca_file)
     try:
-        bus = await NatsBus.connect(config.nats_url, config.service, config.connect_timeout_s)
+        bus = await NatsBus.connect(
+            config.nats_url, config.service, config.connect_timeout_s, config.servers_ca_file)
     except ShoalError:
         await registry.close()
         raise
@@ -174,6 +195,7 @@ def run(config_cls: type[Config], build: Callable[[Config, Deps], Service], argv
     INFO.labels(config.service, version()).set(1)
 
     async def main() -> None:
+        load_security(config)  # refuses before anything is connected
         deps = await open_deps(config)
         try:
             await serve(build(config, deps), deps, config.drain_timeout_s)
@@ -184,7 +206,11 @@ def run(config_cls: type[Config], build: Callable[[Config, Deps], Service], argv
             await deps.registry.close()
 
     try:
-        uvloop.run(main())
+        tracing = start_tracing(config.service, config.service_id or f"{config.service}-{os.getpid()}", version())
+        try:
+            uvloop.run(main())
+        finally:
+            tracing.stop()
     except ShoalError as error:
         print(f"{config.service}: {error.message}", file=sys.stderr)
         raise SystemExit(2 if isinstance(error, ConfigError) else 1) from None

@@ -12,6 +12,7 @@ import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from common.advertise import advertised_host, is_wildcard
 from common.config import ServiceConfig
 from common.errors import ConfigError
 
@@ -65,7 +66,11 @@ def metrics_host(config: ServiceConfig) -> str:
 def metrics_address(config: ServiceConfig, port: int) -> str:
     """Where others scrape it: `host:port`."""
     host = metrics_host(config)
-    return f"{host if is_loopback(host) else config.advertise_host or host}:{port}"
+    if is_wildcard(host):
+        host = advertised_host(config)
+    elif not is_loopback(host):
+        host = config.advertise_host or host
+    return f"{host}:{port}"
 
 
 def _refuse_exposed(config: ServiceConfig) -> None:
@@ -85,7 +90,7 @@ def _refuse_exposed(config: ServiceConfig) -> None:
 def _check_pairs(config: ServiceConfig) -> None:
     if bool(config.tls_cert) != bool(config.tls_key):
         raise ConfigError("tls_cert and tls_key: one does not work without the other", param="tls_key")
-    if config.tls_cert and not config.tls_ca and config.calls_by_grpc:
+    if config.tls_cert and not config.tls_ca and config.serves_grpc:
         raise ConfigError("tls_ca: needed with tls_cert, to know the other services by", param="tls_ca")
     if config.tls_client_auth and not config.tls_ca:
         raise ConfigError("tls_client_auth: needs tls_ca, to know the callers by", param="tls_client_auth")

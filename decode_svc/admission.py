@@ -18,6 +18,7 @@ from common.errors import Overloaded, ShoalError
 from common.generation import Generation
 from common.placement import Placement
 from decode_svc.request_meter import RequestMeter
+from decode_svc.request_spans import RequestSpans
 from engine.core import Reservation
 from engine.engine_port import EnginePort
 from engine.kv_transfer.receiver import Receiver, Route
@@ -44,11 +45,12 @@ class KvAdmission:
 
     def __init__(
         self, engine: EnginePort, loader: StoreLoader | None, receiver: Receiver,
-        find_route: Callable[[Placement], Route | None], meter: RequestMeter, *, block_size: int, timeout_s: float,
+        find_route: Callable[[Placement], Route | None], meter: RequestMeter, spans: RequestSpans, *,
+        block_size: int, timeout_s: float,
     ) -> None:
         self._engine, self._loader, self._receiver = engine, loader, receiver
         self._find_route, self._block_size, self._timeout_s = find_route, block_size, timeout_s
-        self._meter = meter
+        self._meter, self._spans = meter, spans
         self.counts = AdmissionCounts()
 
     async def admit(self, generation: Generation, request: EngineRequest) -> None:
@@ -73,6 +75,7 @@ class KvAdmission:
 
     def _plain(self, request: EngineRequest) -> None:
         self.counts.num_plain += 1
+        self._spans.ready(request.request_id)
         self._engine.submit(request)
 
     async def _fill_and_start(
@@ -93,8 +96,8 @@ class KvAdmission:
             self._meter.brought(
                 request.request_id, device=reservation.num_cached_tokens, store=have - reservation.num_cached_tokens,
                 remote=progress - have)
-            with trace.span("kv.start"):
-                await self._engine.start_reserved(request.request_id, num_cached_tokens=cached)
+            self._spans.ready(request.request_id)
+            await self._engine.start_reserved(request.request_id, num_cached_tokens=cached)
             started = True
         finally:
             if not started:

@@ -91,7 +91,7 @@ class DecodeService:
             engine, PrefillClient(self._channels), landings.open, facts.fingerprint,
             stall_s=config.handoff_stall_s)
         loader = kv.loader if config.enable_prefix_caching else None
-        admission = KvAdmission(engine, loader, receiver, self._find_route, worker.meter,
+        admission = KvAdmission(engine, loader, receiver, self._find_route, worker.meter, worker.spans,
                                 block_size=config.block_size, timeout_s=config.handoff_timeout_s)
         worker.start(engine, admission)
         kv.start()

@@ -38,7 +38,7 @@ class DecodeWorker:
     ) -> None:
         self._model, self._tell_kv_events, self._on_fatal = model, on_kv_events, on_fatal
         self._engine: EnginePort | None = None
-        self.meter, self._spans = RequestMeter(), RequestSpans()
+        self.meter, self.spans = RequestMeter(), RequestSpans()
         self._admission: KvAdmission | None = None
         self._owners: dict[str, Session] = {}
         self._open_choices: dict[str, int] = {}  # of requests with more than one, how many have not ended
@@ -104,7 +104,7 @@ class DecodeWorker:
         if generation.params.n > 1:
             self._open_choices[generation.request_id] = generation.params.n
         self.meter.submitted(generation)
-        self._spans.submitted(generation)
+        self.spans.submitted(generation)
         task = asyncio.create_task(self._admit(generation))
         self._admitting[generation.request_id] = task
         task.add_done_callback(lambda done: self._admitted(generation, done))
@@ -122,7 +122,7 @@ class DecodeWorker:
 
     def on_outputs(self, outputs: Sequence[RequestOutput]) -> None:
         self.meter.on_outputs(outputs)
-        self._spans.on_outputs(outputs)
+        self.spans.on_outputs(outputs)
         by_session: dict[Session, list[TokenDelta]] = {}
         for output in outputs:
             owner = self._owners.get(output.request_id)
@@ -159,7 +159,6 @@ class DecodeWorker:
         assert self._admission is not None
         trace.adopt(generation.trace_context)  # this task is the request's alone
         await self._admission.admit(generation, _engine_request(generation))
-        self._spans.ready(generation.request_id)
 
     def _admitted(self, generation: Generation, task: asyncio.Task[None]) -> None:
         """Also of a task that was cancelled before its first step."""
@@ -167,7 +166,7 @@ class DecodeWorker:
         error = _refused_because(task)
         if error is not None:
             self.meter.refused(generation.request_id, error)
-            self._spans.refused(generation.request_id)
+            self.spans.refused(generation.request_id)
         owner = self._owners.pop(generation.request_id, None) if error is not None else None
         if error is not None:
             self._open_choices.pop(generation.request_id, None)

@@ -1,7 +1,10 @@
 """One engine: requests go in, tokens come out, step by step. Not thread-safe; `EngineLoop` gives it a thread.
 
-    OPEN ──step (schedule, execute, update), add, abort──▶ OPEN
+    OPEN ──step (schedule, launch; collect, take in), add, abort──▶ OPEN
     OPEN ──close, or a step that fails──▶ CLOSED: every live request was answered, `add` and `reserve` are refused
+
+With overlap a call of `step` plans and launches one step and takes in the one before it, which ran meanwhile; without,
+it takes in the one that it launched. The tokens are the same.
 
 A request whose KV comes from elsewhere: `reserve` (all its blocks, or a refusal), then `land` as often as KV has been
 written through `block_view`, then `start`; or `release` at any point. Whoever copies sees to it that no copy touches
@@ -30,15 +33,23 @@ from common.kv_event import KvEvent
 from engine.block_manager import BlockManager
 from engine.block_pool import BlockPool
 from engine.config import EngineConfig
+from engine.finish_rule import FinishRule
+from engine.grammar.mask_job import MaskJob, MaskJobs
 from engine.grammar.state import GrammarState
+from engine.intake import Intake
+from engine.lifecycle import Lifecycle
 from engine.outputs import EngineStats, RequestOutput
-from engine.request import EngineRequest, Request
+from engine.preemption import Preemption
+from engine.request import EngineRequest, Request, sequence_id
+from engine.roster import Roster
 from engine.scheduler import Scheduler
-from engine.step import Runner, StepPlan, StepResult
+from engine.step import Runner
 from engine.step_meter import StepMeter
+from engine.swap_port import SwapPort
 
 MIN_RETRY_AFTER_S = 1.0
 MAX_RETRY_AFTER_S = 30.0
+_NUM_MASK_THREADS = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,24 +81,35 @@ class EngineCore:
             raise ConfigError(
                 f"block_size is {config.block_size}, but the hash scheme's is {scheme.block_size}", param="block_size")
         self.config = config
+        self.max_total_tokens = min(config.max_model_len, config.num_blocks * config.block_size)
         self._runner = runner
         self._scheme = scheme
         self._clock = clock
+        self._meter = StepMeter()
+        self._mask_jobs: MaskJobs | None = None  # made for the first request with a grammar
         self._pool = BlockPool(config.num_blocks, max_kv_events)
         self._blocks = BlockManager(self._pool, scheme, config.enable_prefix_caching)
-        self._scheduler = Scheduler(config, self._blocks, runner.eos_token_ids)
+        self._roster = Roster(config, self._blocks, runner.eos_token_ids)
+        finish_rule = FinishRule(runner.eos_token_ids, self.max_total_tokens)
+        self._preemption = Preemption(
+            self._blocks, config.block_size, self._roster.counts, lambda: self._meter.prefill_tokens_per_s)
+        self._scheduler = Scheduler(config, self._blocks, self._roster, self._preemption, finish_rule, self._new_job)
+        self._intake = Intake(self._roster, self._blocks, finish_rule)
+        self._lifecycle = Lifecycle(config, self._blocks, self._roster, self._scheduler, self._preemption)
         self._closed_by: ShoalError | None = None
         self._num_leaked_blocks = 0
-        self._meter = StepMeter()
         self._is_stalled = False
 
     def __contains__(self, request_id: str) -> bool:
         """Whether a request of this id is live. May be asked from any thread."""
-        return request_id in self._scheduler
+        return request_id in self._roster
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work
+        """Whether a step has anything to do, if only to take in what is in flight."""
+        roster = self._roster
+        return bool(roster.running or roster.waiting or roster.ready or roster.forks or roster.due_outputs
+                    or len(roster.in_flight))
 
     @property
     def is_stalled(self) -> bool:
@@ -102,20 +124,25 @@ class EngineCore:
         """The bytes of a block in place, `block_bytes` long and writable. May be taken in any thread."""
         return self._runner.block_view(block_id)
 
+    def use_swap(self, port: SwapPort) -> None:
+        """From now on preempted sequences may have their KV saved through `port`; see `engine.preemption`."""
+        self._preemption.port = port
+
     def add(self, asked: EngineRequest, grammar: GrammarState | None = None) -> None:
-        """Queue a request. The prompt is hashed here, once.
+        """Queue a request. The prompt is hashed here, once. `grammar`: at its start; the engine's own from here on.
 
         Raises `InvalidRequest` (id in use, empty prompt, token outside the vocabulary, nothing left to draw),
         `ContextLengthExceeded`, `FingerprintMismatch`, `Overloaded`, or `Unavailable` once closed.
         """
         now = self._clock()
         self._check(asked)
-        if self._scheduler.num_waiting >= self.config.max_num_waiting:
-            wait_s = min(max(self._scheduler.longest_wait_s(now), MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)
+        waiting = self._roster.waiting
+        if len(waiting) >= self.config.max_num_waiting:
+            longest_s = max(now - request.arrived_at for request in waiting)
             raise Overloaded(
-                f"{self._scheduler.num_waiting} requests are waiting, the limit is {self.config.max_num_waiting}",
-                retry_after_s=wait_s)
-        self._scheduler.add(Request(asked, self._scheme, now))
+                f"{len(waiting)} requests are waiting, the limit is {self.config.max_num_waiting}",
+                retry_after_s=min(max(longest_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S))
+        self._lifecycle.add(self._choices(asked, grammar, now))
 
     def reserve(self, asked: EngineRequest, grammar: GrammarState | None = None) -> Reservation:
         """Grant the blocks of all known tokens, cached ones shared, to a request whose KV comes from elsewhere.
@@ -124,9 +151,13 @@ class EngineCore:
         `add` does; `Overloaded` when the pool has no room now, or when `max_awaiting_fraction` of it awaits KV.
         """
         self._check(asked)
-        request = Request(asked, self._scheme, self._clock())
-        self._scheduler.reserve(request)
-        return Reservation(request.request_id, request.num_computed_tokens, request.block_ids)
+        if asked.params.prompt_logprobs is not None and not asked.output_token_ids and not asked.prefill_only:
+            raise InvalidRequest(
+                "prompt_logprobs: every prompt token of such a request is computed where it decodes, none may come "
+                "from elsewhere", param="prompt_logprobs")
+        choices = self._choices(asked, grammar, self._clock())
+        self._lifecycle.reserve(choices)
+        return Reservation(asked.request_id, choices[0].num_computed_tokens, choices[0].block_ids)
 
     def land(self, request_id: str, num_tokens: int) -> None:
         """The KV of tokens `0 .. num_tokens - 1` is in the reserved blocks; full blocks become public.
@@ -134,7 +165,7 @@ class EngineCore:
         A lower count than an earlier one changes nothing. Raises `InvalidRequest` for a request that does not await
         KV, and for its last token, which always runs here.
         """
-        self._scheduler.land(request_id, num_tokens)
+        self._lifecycle.land(request_id, num_tokens)
 
     def start(self, request_id: str, num_cached_tokens: int | None = None) -> None:
         """Schedule a reserved request from its progress on, before those that wait without blocks.
@@ -142,16 +173,20 @@ class EngineCore:
         `num_cached_tokens`, when given, is how many prompt tokens nobody had to compute; else those of the
         reservation. Raises `InvalidRequest` for a request that does not await KV.
         """
-        self._scheduler.start(request_id, num_cached_tokens)
+        self._lifecycle.start(request_id, num_cached_tokens)
+        self._forget_departed()
 
     def release(self, request_id: str) -> None:
-        """End a request in whatever state, free its blocks, and put nothing out. Idempotent."""
-        self._scheduler.release(request_id)
+        """End a request in whatever state, and put nothing out. Idempotent.
+
+        Its blocks are free at once, or when the step in flight that touches them has retired.
+        """
+        self._lifecycle.release(request_id)
         self._forget_departed()
 
     def block_ids(self, request_id: str) -> Sequence[int]:
         """The block table of a live request as it is now. Raises `InvalidRequest` for any other."""
-        return self._scheduler.block_ids(request_id)
+        return self._roster.find(request_id).block_ids
 
     def peek(self, prompt_token_ids: Sequence[int], adapter: str = "", salt: str = "") -> int:
         """How many tokens of such a prompt are cached now. Changes nothing."""
@@ -166,44 +201,79 @@ class EngineCore:
         self._blocks.unpin(block_ids)
 
     def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request and free its blocks at once; its last output.
+        """End a request, with all its choices; its blocks as in `release`. The last output.
 
-        None if it is not live, or awaits KV: then it goes on until `release`.
+        None if it is not live, or awaits KV: then it goes on until `release`. Of several choices, the last outputs of
+        all but the first that lived come with the next step; until then the id is in use.
         """
-        output = self._scheduler.abort(request_id)
+        output = self._lifecycle.abort(request_id)
         self._forget_departed()
         return output
 
     def step(self) -> list[RequestOutput]:
-        """One step. Raises `EngineFailed`, which carries the last outputs, if any of the three verbs raises."""
+        """One step. Raises `EngineFailed`, which carries the last outputs, if anything in it raises."""
         try:
-            started = self._clock()
-            plan = self._scheduler.schedule(started)
-            self._forget_departed()
-            result = self._compute(plan) if plan.num_rows else StepResult(plan.step_id, ())
-            outputs = self._scheduler.update(plan, result)
-            self._forget_departed()
-            self._is_stalled = not plan.num_rows and not outputs
-            if plan.num_rows:
-                self._meter.add(self._clock() - started, plan)
-            return outputs
+            return self._step()
         except Exception as exc:
             raise EngineFailed(exc, self.close(InternalError(f"the engine failed: {exc}"))) from exc
 
-    def _compute(self, plan: StepPlan) -> StepResult:
-        self._runner.launch(plan)
-        return self._runner.collect()
+    def _step(self) -> list[RequestOutput]:
+        in_flight, outputs = self._roster.in_flight, []
+        step = self._scheduler.schedule(self._clock())
+        if step is None:
+            outputs += self._retire()
+            step = self._scheduler.schedule(self._clock())
+            assert step is not None, "with nothing in flight, room can be made"
+        self._forget_departed()
+        has_rows = step.plan.num_rows > 0
+        if has_rows:
+            self._runner.launch(step.plan)
+            in_flight.launch(step)
+            in_flight.provide_masks()
+        while len(in_flight) > (self.config.enable_overlap and has_rows):
+            outputs += self._retire()
+        outputs += self._take_due()
+        self._is_stalled = not (has_rows or outputs or len(in_flight))
+        return outputs
+
+    def _retire(self) -> list[RequestOutput]:
+        """Take in the oldest step in flight."""
+        in_flight = self._roster.in_flight
+        step = in_flight.oldest()
+        result = self._runner.collect()
+        now = self._clock()
+        self._meter.add(now - max(step.planned_at, self._roster.retired_at), step.plan)
+        self._roster.now = self._roster.retired_at = now
+        outputs = self._take_due() + self._intake.take(step, result)
+        in_flight.retire()
+        in_flight.provide_masks()
+        self._forget_departed()
+        return outputs
+
+    def _take_due(self) -> list[RequestOutput]:
+        outputs, self._roster.due_outputs = self._roster.due_outputs, []
+        return outputs
 
     def close(self, error: ShoalError) -> list[RequestOutput]:
-        """End every live request with `error` and refuse new ones. Idempotent."""
+        """End every live request with `error` and refuse new ones; a step in flight is not waited for. Idempotent."""
         self._closed_by = self._closed_by or error
-        return self._scheduler.fail_all(error)
+        outputs = self._lifecycle.fail_all(error)
+        if self._mask_jobs is not None:
+            self._mask_jobs.close()
+        return outputs
 
     def stats(self) -> EngineStats:
+        """A copy of the counters with the gauges filled in. O(sequences that do not decode)."""
+        roster, counts = self._roster, self._roster.counts
         return replace(
-            self._scheduler.stats(), num_blocks=self._pool.num_blocks, num_free_blocks=self._pool.num_grantable,
-            num_leaked_blocks=self._num_leaked_blocks, num_pinned_blocks=self._pool.num_pinned,
-            step_s=self._meter.step_s, prefill_tokens_per_s=self._meter.prefill_tokens_per_s)
+            counts, num_running=len(roster.running),
+            num_waiting=len(roster.waiting) + len(roster.ready) + roster.forks.num_waiting,
+            num_awaiting=roster.transfers.num_awaiting, num_awaiting_blocks=roster.transfers.num_awaiting_blocks,
+            num_held=roster.transfers.num_held, num_waiting_tokens=roster.num_unfinished_tokens(),
+            num_finished=dict(counts.num_finished), num_blocks=self._pool.num_blocks,
+            num_free_blocks=self._pool.num_grantable, num_leaked_blocks=self._num_leaked_blocks,
+            num_pinned_blocks=self._pool.num_pinned, step_s=self._meter.step_s,
+            prefill_tokens_per_s=self._meter.prefill_tokens_per_s)
 
     def take_kv_events(self) -> list[KvEvent]:
         """The events of retired steps since the last call, in order."""
@@ -215,15 +285,31 @@ class EngineCore:
 
     def check_integrity(self) -> None:
         """Count leaked blocks (see `stats`), then raise `LedgerError` unless every block has exactly one owner."""
-        live = list(self._scheduler.live())
-        self._num_leaked_blocks = self._blocks.count_leaked(live)
-        self._blocks.check(live)
+        owners, tables = self._roster.owners(), self._roster.other_tables()
+        self._num_leaked_blocks = self._blocks.count_leaked(owners, tables)
+        self._blocks.check(owners, tables)
+
+    def _choices(self, asked: EngineRequest, grammar: GrammarState | None, now: float) -> list[Request]:
+        """The sequences of a request: the first computes the prompt for all."""
+        if grammar is not None and asked.output_token_ids:
+            grammar.accept(asked.output_token_ids)
+        first = Request(asked, self._scheme, now, grammar=grammar)
+        return [first, *(
+            Request(asked, self._scheme, now, first=first, choice=choice, grammar=grammar and grammar.fork())
+            for choice in range(1, asked.num_choices))]
+
+    def _new_job(self) -> MaskJob:
+        if self._mask_jobs is None:
+            self._mask_jobs = MaskJobs(self._runner.vocab_size, _NUM_MASK_THREADS)
+        return self._mask_jobs.new()
 
     def _check(self, asked: EngineRequest) -> None:
         if self._closed_by is not None:
             raise Unavailable(f"the engine is closed: {self._closed_by.message}")
-        if asked.request_id in self._scheduler:
-            raise InvalidRequest(f"request_id: {asked.request_id!r} is in use by a live request", param="request_id")
+        for choice in range(asked.num_choices):
+            name = sequence_id(asked.request_id, choice)
+            if self._roster.is_in_use(name):
+                raise InvalidRequest(f"request_id: {name!r} is in use by a live request", param="request_id")
         if not asked.prompt_token_ids:
             raise InvalidRequest("prompt: at least one token is needed", param="prompt")
         self._check_vocabulary("prompt", asked.prompt_token_ids)
@@ -233,6 +319,9 @@ class EngineCore:
             raise InvalidRequest(
                 f"output_token_ids: {len(asked.output_token_ids)} tokens are drawn already, but max_tokens is "
                 f"{asked.params.max_tokens}", param="output_token_ids")
+        if asked.num_choices > 1 and (asked.output_token_ids or asked.choice):
+            raise InvalidRequest(
+                f"n: one choice alone can be resumed or named, got n={asked.params.n}", param="n")
         self._check_length(len(asked.prompt_token_ids) + len(asked.output_token_ids))
 
     def _check_vocabulary(self, name: str, token_ids: Sequence[int]) -> None:
@@ -249,11 +338,11 @@ class EngineCore:
             raise ContextLengthExceeded(
                 f"prompt: {num_tokens} tokens and at least one of output exceed the model's context of "
                 f"{config.max_model_len} tokens", param="prompt")
-        if num_needed > self._scheduler.max_total_tokens:
+        if num_needed > self.max_total_tokens:
             raise ContextLengthExceeded(
                 f"prompt: {num_tokens} tokens and at least one of output exceed this worker's KV pool of "
-                f"{self._scheduler.max_total_tokens} tokens", param="prompt")
+                f"{self.max_total_tokens} tokens", param="prompt")
 
     def _forget_departed(self) -> None:
-        for request_id in self._scheduler.take_departed():
+        for request_id in self._roster.in_flight.take_departed():
             self._runner.forget(request_id)

@@ -1,4 +1,4 @@
-"""The shape of a model, read from the `config.json` of its Hugging Face folder. Torch-free.
+"""What a model is, read from its Hugging Face folder: sizes, parts, context, ends. Torch-free.
 
 What the forward pass does not compute is refused by name here, so that a model either runs right or not at all.
 """
@@ -8,72 +8,59 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from common.errors import ModelLoadError
-
-ARCHITECTURE = "LlamaForCausalLM"
-
-# Fields whose only computed value is this one (or absent, or null).
-_FIXED: dict[str, object] = {
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "mlp_bias": False,
-    "sliding_window": None,
-    "use_sliding_window": False,
-    "quantization_config": None,
-    "partial_rotary_factor": 1.0,
-    "pretraining_tp": 1,
-}
+from engine.models import ARCHITECTURES
+from engine.models.config_fields import ConfigFields, is_int
+from engine.models.parts import Decoder
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Validated: all sizes at least 1, `num_heads` a multiple of `num_kv_heads`, `head_dim` even."""
+    """`num_layers`, `num_kv_heads` and `head_dim` are the one source of the KV cache's shape."""
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    max_position_embeddings: int  # the context: tokens of prompt + output
-    rms_norm_eps: float
-    rope_theta: float
-    tie_word_embeddings: bool
+    architecture: str
+    decoder: Decoder  # what the forward pass computes
     eos_token_ids: frozenset[int]
 
     @classmethod
     def from_folder(cls, folder: Path) -> ModelConfig:
         """Read `config.json` and, where there is one, `generation_config.json`; raises `ModelLoadError`."""
         raw = _read_object(folder / "config.json")
-        _refuse_unsupported(raw)
-        heads = _size(raw, "num_attention_heads")
-        hidden = _size(raw, "hidden_size")
-        config = cls(
-            vocab_size=_size(raw, "vocab_size"),
-            hidden_size=hidden,
-            intermediate_size=_size(raw, "intermediate_size"),
-            num_layers=_size(raw, "num_hidden_layers"),
-            num_heads=heads,
-            num_kv_heads=_size(raw, "num_key_value_heads", heads),
-            head_dim=_size(raw, "head_dim", hidden // heads),
-            max_position_embeddings=_size(raw, "max_position_embeddings", 2048),
-            rms_norm_eps=_positive(raw, "rms_norm_eps", 1e-6),
-            rope_theta=_rope_theta(raw),
-            tie_word_embeddings=_flag(raw, "tie_word_embeddings"),
-            eos_token_ids=_eos_token_ids(folder, raw),
-        )
-        config._check_heads()
+        fields = ConfigFields(raw)
+        names = fields.value("architectures")
+        if not isinstance(names, list) or len(names) != 1 or names[0] not in ARCHITECTURES:
+            fields.refuse("architectures", f"must be one of {', '.join(ARCHITECTURES)}, got {names!r}")
+        decoder = ARCHITECTURES[names[0]](fields)
+        config = cls(names[0], decoder, _eos_token_ids(folder, fields))
+        fields.refuse_unread()
         return config
 
-    def _check_heads(self) -> None:
-        if self.num_heads % self.num_kv_heads:
-            raise _refusal("num_attention_heads", f"{self.num_heads} is not a multiple of num_key_value_heads "
-                                                  f"({self.num_kv_heads})")
-        if self.head_dim % 2:
-            raise _refusal("head_dim", f"must be even for rotary positions, got {self.head_dim}")
+    @property
+    def max_position_embeddings(self) -> int:
+        """The context: tokens of prompt + output."""
+        return self.decoder.sizes.context
+
+    @property
+    def vocab_size(self) -> int:
+        return self.decoder.sizes.vocab
+
+    @property
+    def num_layers(self) -> int:
+        return self.decoder.sizes.num_layers
+
+    @property
+    def num_heads(self) -> int:
+        return self.decoder.sizes.num_heads
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.decoder.sizes.num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.decoder.sizes.head_dim
 
 
 def _read_object(path: Path) -> dict[str, Any]:
@@ -88,70 +75,12 @@ def _read_object(path: Path) -> dict[str, Any]:
     return raw
 
 
-def _refuse_unsupported(raw: dict[str, Any]) -> None:
-    if raw.get("architectures") != [ARCHITECTURE]:
-        raise _refusal("architectures", f"only [{ARCHITECTURE!r}] is supported, got {raw.get('architectures')!r}")
-    for name, only in _FIXED.items():
-        value = raw.get(name)
-        if value is not None and value != only:
-            wanted = "only models without it are supported" if only is None else f"only {only!r} is supported"
-            raise _refusal(name, f"{wanted}, got {value!r}")
-
-
-def _rope_theta(raw: dict[str, Any]) -> float:
-    """The base frequency: at the top level in older files, in `rope_parameters` in newer ones."""
-    for name in ("rope_scaling", "rope_parameters"):
-        section = raw.get(name)
-        if section is None:
-            continue
-        if not isinstance(section, dict):
-            raise _refusal(name, f"must be an object, got {section!r}")
-        kind = section.get("rope_type", section.get("type", "default"))
-        if kind != "default":
-            raise _refusal(name, f"only rope_type 'default' is supported, got {kind!r}")
-        if section.get("partial_rotary_factor", 1.0) != 1.0:
-            raise _refusal(f"{name}.partial_rotary_factor", "only 1.0 is supported")
-    parameters = raw.get("rope_parameters") or {}
-    return _positive(parameters if "rope_theta" in parameters else raw, "rope_theta", 10000.0)
-
-
-def _eos_token_ids(folder: Path, raw: dict[str, Any]) -> frozenset[int]:
+def _eos_token_ids(folder: Path, fields: ConfigFields) -> frozenset[int]:
     """What ends a generation: the generation config's word before the model config's, as transformers does it."""
     path = folder / "generation_config.json"
     value = _read_object(path).get("eos_token_id") if path.exists() else None
-    value = raw.get("eos_token_id") if value is None else value
+    value = fields.value("eos_token_id") if value is None else value
     ids = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(_is_int(i) and i >= 0 for i in ids):
-        raise _refusal("eos_token_id", f"must be a token id or a list of them, got {value!r}")
+    if not all(is_int(i) and i >= 0 for i in ids):
+        fields.refuse("eos_token_id", f"must be a token id or a list of them, got {value!r}")
     return frozenset(ids)
-
-
-def _size(raw: dict[str, Any], name: str, default: int | None = None) -> int:
-    value = raw.get(name)
-    value = default if value is None else value
-    if not _is_int(value) or value < 1:
-        raise _refusal(name, "is missing" if value is None else f"must be an integer of at least 1, got {value!r}")
-    return value
-
-
-def _positive(raw: dict[str, Any], name: str, default: float) -> float:
-    value = raw.get(name)
-    value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-        raise _refusal(name, f"must be a number above 0, got {value!r}")
-    return float(value)
-
-
-def _flag(raw: dict[str, Any], name: str) -> bool:
-    value = raw.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise _refusal(name, f"must be true or false, got {value!r}")
-    return bool(value)
-
-
-def _is_int(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _refusal(name: str, why: str) -> ModelLoadError:
-    return ModelLoadError(f"model config: {name}: {why}", param=name)

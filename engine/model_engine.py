@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,9 @@ from engine.block_memory import Allocate
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.engine_port import EngineFacts
+from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.grammar_desk import CompileGrammar
+from engine.load_bar import load_bar
 from engine.mock_runner import MockMode, MockRunner
 from engine.model_config import ModelConfig
 from engine.model_revision import model_revision
@@ -46,7 +49,8 @@ class ModelEngine:
         progress: Progress | None = None,
     ) -> ModelEngine:
         """Blocking: seconds for a small model. `allocate` gives the memory of the KV cache, `progress` is told of
-        (bytes read, bytes in all). Raises `ModelLoadError` or `ConfigError` with one clear line.
+        (bytes read, bytes in all); without it a terminal sees a bar. Raises `ModelLoadError` or `ConfigError` with one
+        clear line.
         """
         started = time.monotonic()
         folder = Path(config.model_path)
@@ -56,7 +60,8 @@ class ModelEngine:
             block_size=config.block_size, num_layers=shape.num_layers, num_kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim)
         engine_config = _engine_config(config, shape, fingerprint)
-        runner = _runner(config, engine_config, folder, shape, allocate, progress)
+        with load_bar(model) if progress is None else nullcontext(progress) as told:
+            runner = _runner(config, engine_config, folder, shape, allocate, told)
         scheme = HashScheme(hash_key, model, fingerprint.revision, fingerprint.dtype, config.block_size)
         _spare_collector()
         log.info("model_loaded", model=model, revision=fingerprint.revision, runner=config.runner,
@@ -64,7 +69,13 @@ class ModelEngine:
         core = EngineCore(engine_config, runner, scheme, max_kv_events=MAX_KV_EVENTS)
         return ModelEngine(core, EngineFacts(fingerprint, {
             "num_blocks": engine_config.num_blocks, "max_num_seqs": engine_config.max_num_seqs,
-            "max_model_len": engine_config.max_model_len}, core.block_bytes))
+            "max_model_len": engine_config.max_model_len}, core.block_bytes), _compile_grammar(folder, runner))
+
+
+def _compile_grammar(folder: Path, runner: Runner) -> CompileGrammar | None:
+    if not (folder / "tokenizer.json").is_file():
+        return None
+    return GrammarCompiler(folder, runner.vocab_size, runner.eos_token_ids).compile
 
 
 def _spare_collector() -> None:

@@ -62,6 +62,10 @@ class EngineStats:
     step_s: float = 0.0  # of a step with work, smoothed; 0 = unknown
     prefill_tokens_per_s: float = 0.0  # over steps that computed a fair number of prompt tokens, smoothed; 0 = unknown
     num_preemptions: int = 0
+    num_swapped_out_blocks: int = 0  # of preempted sequences, that a lower tier kept
+    num_swapped_in_blocks: int = 0  # of them, that came back
+    num_recomputed_tokens: int = 0  # computed a second time after a preemption
+    num_wasted_rows: int = 0  # computed for sequences that had ended meanwhile
     prefix_queries: int = 0  # prompt tokens looked up, counted at a request's first admission
     prefix_hits: int = 0  # those of them that were found
     num_steps: int = 0

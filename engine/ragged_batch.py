@@ -1,7 +1,7 @@
 """A step's rows laid end to end: what the forward pass reads, in flat arrays. Torch-free.
 
-Rows are put in an order that suits attention: single tokens first, longest context first, then chunks. `rows`
-and `sampled` name the plan's rows by index, so nothing outside sees that order.
+Rows are put in an order that suits attention: single tokens first, longest context first, then chunks. `sampled` and
+`scored` name the plan's rows by index, so nothing outside sees that order.
 """
 
 from __future__ import annotations
@@ -33,13 +33,18 @@ class BatchRow:
 
 @dataclass(frozen=True, slots=True)
 class RaggedBatch:
-    """Arrays are [num_tokens] int64; `sampled` pairs (index in the plan, flat index of the row's last token)."""
+    """Arrays are [num_tokens] int64.
+
+    `sampled`: (index in the plan, flat index of the row's last token) of the rows that sample. `scored`: (index in
+    the plan, flat index of the row's first token) of the rows that score their prompt.
+    """
 
     token_ids: Int64s
     positions: Int64s
     slot_mapping: Int64s
     rows: Sequence[BatchRow]
     sampled: Sequence[tuple[int, int]]
+    scored: Sequence[tuple[int, int]]
 
 
 def build_batch(plan: StepPlan, block_size: int) -> RaggedBatch:
@@ -47,6 +52,7 @@ def build_batch(plan: StepPlan, block_size: int) -> RaggedBatch:
     order = sorted(range(len(plan.rows)), key=lambda i: _shape_key(plan.rows[i]))
     rows: list[BatchRow] = []
     sampled: list[tuple[int, int]] = []
+    scored: list[tuple[int, int]] = []
     positions: list[Int64s] = []
     slots: list[Int64s] = []
     first = 0
@@ -58,11 +64,13 @@ def build_batch(plan: StepPlan, block_size: int) -> RaggedBatch:
         positions.append(where)
         slots.append(blocks[where // block_size] * block_size + where % block_size)
         rows.append(BatchRow(first, q_len, context_len, blocks))
+        if planned.scores_prompt:
+            scored.append((index, first))
         first += q_len
         if planned.samples:
             sampled.append((index, first - 1))
     token_ids = np.fromiter((t for i in order for t in plan.rows[i].token_ids), dtype=np.int64, count=first)
-    return RaggedBatch(token_ids, np.concatenate(positions), np.concatenate(slots), rows, sampled)
+    return RaggedBatch(token_ids, np.concatenate(positions), np.concatenate(slots), rows, sampled, scored)
 
 
 def _shape_key(row: PlannedRow) -> tuple[bool, int]:

@@ -1,30 +1,36 @@
-"""The requests whose blocks others read or write, and how much of the pool they may take.
+"""The sequences whose blocks others read or write, and how much of the pool they may take.
 
-    reserve ──▶ AWAITING_KV ──start, release──▶ left          prefilled ──▶ HELD ──abort, release──▶ left
+    reserve, load ──▶ AWAITING_KV ──start, release──▶ left          prefilled ──▶ HELD ──abort, release──▶ left
+                          └──ended while it is being loaded──▶ orphan ──start──▶ left
 
-Both keep their blocks whatever the scheduler is short of, for a copy may be running. So the blocks that await KV are
+All keep their blocks whatever the scheduler is short of, for a copy may be running. So the blocks that await KV are
 capped: running answers keep the rest of the pool, and transfers that wait for each other's blocks cannot fill it.
+
+What a lower tier loads is the engine's own affair: such a sequence can end at any time, and its blocks then wait as an
+orphan's for the end of the load.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from engine.request import Request, RequestStatus
 
 
 class Transfers:
-    """Owns the AWAITING_KV and HELD requests. A block in several tables counts once."""
+    """Owns the AWAITING_KV and HELD sequences. A block in several tables counts once."""
 
     def __init__(self, max_awaiting_blocks: int) -> None:
         self.max_awaiting_blocks = max_awaiting_blocks
         self._awaiting: dict[str, Request] = {}
+        self._loading: dict[str, int] = {}  # of them, those from a lower tier: tokens that were there before
+        self._orphans: dict[str, Request] = {}
         self._held: dict[str, Request] = {}
-        self._tables_of: Counter[int] = Counter()  # block -> tables of awaiting requests that hold it
+        self._tables_of: Counter[int] = Counter()  # block -> tables of awaiting sequences and orphans that hold it
 
     def __len__(self) -> int:
-        return len(self._awaiting) + len(self._held)
+        return len(self._awaiting) + len(self._orphans) + len(self._held)
 
     @property
     def num_awaiting(self) -> int:
@@ -38,25 +44,55 @@ class Transfers:
     def num_held(self) -> int:
         return len(self._held)
 
+    @property
+    def orphans(self) -> Collection[Request]:
+        return self._orphans.values()
+
     def has_room(self, num_blocks: int, hit_block_ids: Sequence[int]) -> bool:
         """Whether a table of `num_blocks`, of which the hit's exist already, stays within the cap."""
         num_counted = sum(block_id in self._tables_of for block_id in hit_block_ids)
         return len(self._tables_of) + num_blocks - num_counted <= self.max_awaiting_blocks
 
-    def wait_for_kv(self, request: Request) -> None:
+    def wait_for_kv(self, request: Request, *, is_load: bool = False) -> None:
         request.status = RequestStatus.AWAITING_KV
-        self._awaiting[request.request_id] = request
+        self._awaiting[request.sequence_id] = request
         self._tables_of.update(request.block_ids)
+        if is_load:
+            self._loading[request.sequence_id] = request.num_computed_tokens
+
+    def is_loading(self, request: Request) -> bool:
+        return request.sequence_id in self._loading
+
+    def end_load(self, request: Request) -> int | None:
+        """Tokens that were there before the load; None for a sequence that others fill."""
+        return self._loading.pop(request.sequence_id, None)
 
     def hold(self, request: Request) -> None:
         request.status = RequestStatus.HELD
-        self._held[request.request_id] = request
+        self._held[request.sequence_id] = request
+
+    def orphan(self, request: Request) -> None:
+        """A sequence that is being loaded has ended."""
+        del self._awaiting[request.sequence_id], self._loading[request.sequence_id]
+        self._orphans[request.sequence_id] = request
+
+    def is_orphan(self, sequence_id: str) -> bool:
+        return sequence_id in self._orphans
+
+    def pop_orphan(self, sequence_id: str) -> Request:
+        request = self._orphans.pop(sequence_id)
+        self._uncount(request)
+        return request
 
     def remove(self, request: Request) -> None:
         """Before its blocks are given back."""
-        if self._held.pop(request.request_id, None) is None:
-            del self._awaiting[request.request_id]
-            self._tables_of.subtract(request.block_ids)
-            for block_id in request.block_ids:
-                if not self._tables_of[block_id]:
-                    del self._tables_of[block_id]
+        if self._held.pop(request.sequence_id, None) is None:
+            del self._awaiting[request.sequence_id]
+            self._loading.pop(request.sequence_id, None)
+            self._uncount(request)
+
+    def _uncount(self, request: Request) -> None:
+        self._tables_of.subtract(request.block_ids)
+        for block_id in request.block_ids:
+            if not self._tables_of[block_id]:
+                del self._tables_of[block_id]

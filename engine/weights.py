@@ -69,10 +69,10 @@ class WeightFolder:
             self._progress(self._taken_bytes, self._total_bytes)
         return tensor
 
-    def refuse_untaken(self, ignored: tuple[str, ...]) -> None:
-        """Raise for a stored tensor that nobody took and whose name ends in none of `ignored`."""
+    def refuse_untaken(self, beginnings: tuple[str, ...], ends: tuple[str, ...]) -> None:
+        """Raise for a stored tensor that nobody took, but one whose name has one of these beginnings or ends."""
         for name in sorted(self._owner.keys() - self._taken):
-            if not name.endswith(ignored):
+            if not name.startswith(beginnings) and not name.endswith(ends):
                 raise ModelLoadError(f"weights: tensor {name} is not part of this architecture", param="model")
 
     def _open(self, path: Path) -> tuple[Any, list[str]]:

@@ -11,12 +11,12 @@ import orjson
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from prometheus_client import REGISTRY
-from prometheus_client.exposition import choose_encoder
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from common.directory import Directory
 from common.errors import InternalError, ShoalError
+from common.exposition import encoder
 from common.generation import DecodePort, ModelFacts
 from common.placement import RouterPort
 from common.tokenized import TokenizerPort
@@ -26,6 +26,7 @@ from gateway.auth import KeyGuard
 from gateway.config import GatewayConfig
 from gateway.errors import FAULT_TEXT, error_response, from_http_exception
 from gateway.generation_answer import GenerationAnswer, GenerationDesk
+from gateway.goodput import SloLimits
 from gateway.observation import Observer, observation
 from gateway.openapi import body_of, describe_errors
 from gateway.pipeline import Pipeline, PipelineLimits
@@ -48,11 +49,14 @@ def build_app(
     config: GatewayConfig, keys: tuple[str, ...], ports: Ports, admission: Admission, version: str
 ) -> ASGIApp:
     """The whole application, ready to be served."""
-    return Observer(KeyGuard(build_routes(config, ports, admission, version), keys))
+    slo = SloLimits(config.slo_ttft_ms / 1000, config.slo_tpot_ms / 1000)
+    slo.publish()
+    return Observer(KeyGuard(build_routes(config, ports, admission, version), keys), slo)
 
 
 def build_routes(config: GatewayConfig, ports: Ports, admission: Admission, version: str) -> FastAPI:
-    app = FastAPI(title="shoal", version=version, redirect_slashes=False, docs_url=None, redoc_url=None)
+    app = FastAPI(title="shoal", version=version, redirect_slashes=False, docs_url=None, redoc_url=None,
+                  telemetry={"tracing": False, "metrics": False, "logs": False})  # our own are all there is
     app.add_exception_handler(ShoalError, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http_exception)
     app.add_exception_handler(Exception, _answer_fault)
@@ -117,7 +121,7 @@ def _add_probes(app: FastAPI, ports: Ports, admission: Admission, version: str) 
 
     async def metrics(request: Request) -> Response:
         """Prometheus metrics; OpenMetrics when the Accept header asks for it."""
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        encode, content_type = encoder(request.headers.get("accept", ""))
         return Response(await asyncio.to_thread(encode, REGISTRY), headers={"content-type": content_type})
 
     async def version_of_server() -> Response:

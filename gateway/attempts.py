@@ -14,11 +14,12 @@ from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass, replace
 from typing import cast
 
-from common import logs
+from common import logs, trace
 from common.errors import Cancelled, InternalError, Overloaded, ShoalError, Unavailable, WorkerLost
 from common.generation import DecodePort, FinishReason, Generation, TokenDelta, WorkerView
 from common.placement import Placement, RouteQuery, RouterPort
 from gateway import metrics, placement
+from gateway.attempt_span import AttemptSpan
 
 log = logs.get(__name__)
 
@@ -46,6 +47,7 @@ class Attempts:
         self._tokens: list[int] = []
         self._failed: dict[tuple[str, str], ShoalError] = {}  # (worker, its incarnation) → why
         self._num_cached_tokens: int | None = None  # of the first attempt: what the client is told
+        self._span: AttemptSpan | None = None  # of the attempt that runs or ran last
         self.num_placements = 0
         self.last_placement = Placement("")
 
@@ -53,14 +55,19 @@ class Attempts:
         """Up to and with the one that has a finish reason. Raises the `ShoalError` that ended the last attempt."""
         num_fruitless = 0
         while True:
-            workers = await self._next_workers()
-            self.last_placement = placed = await self._place(workers)
+            self._span = AttemptSpan(self.num_placements, len(self._tokens), after=self._span)
+            with self._span.placing():
+                self.last_placement = placed = await self._place(await self._next_workers())
             self.num_placements += 1
             num_tokens_before = len(self._tokens)
             try:
-                async with _closing(self._decode.generate(placed.decode_worker_id, self._sent(placed))) as deltas:
+                async with (
+                    self._span.running(placed),
+                    _closing(self._decode.generate(placed.decode_worker_id, self._sent(placed))) as deltas,
+                ):
                     async for delta in deltas:
                         _raise_failure(delta)
+                        self._span.token()
                         yield self._noted(delta)
                         if delta.finish_reason is not None:
                             return
@@ -95,7 +102,9 @@ class Attempts:
         by_id = {worker.worker_id: worker for worker in workers}
         if self._router is not None:
             try:
-                chosen = await self._router.route(self._query(workers))
+                with trace.span("route", trace.CLIENT) as span:
+                    chosen = await self._router.route(self._query(workers))
+                    span.put({"shoal.decision_id": chosen.decision_id})
                 if chosen.decode_worker_id in by_id:
                     return replace(chosen, decode_incarnation=by_id[chosen.decode_worker_id].incarnation)
             except Unavailable:
@@ -120,7 +129,7 @@ class Attempts:
     def _sent(self, placed: Placement) -> Generation:
         return replace(
             self._generation, placement=placed, output_token_ids=tuple(self._tokens), attempt=self.num_placements - 1,
-            timeout_s=self._timeout_s())
+            timeout_s=self._timeout_s(), trace_context=self._span.carrier() if self._span else {})
 
     def _timeout_s(self) -> float:
         return max(0.001, self._deadline - asyncio.get_running_loop().time())

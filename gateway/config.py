@@ -13,12 +13,16 @@ class GatewayConfig(ServiceConfig):
     """The gateway: the OpenAI API over HTTP. `port` is the HTTP port; it has no gRPC port."""
 
     service: ClassVar[str] = "gateway"
+    tls_fields: ClassVar[str] = "ssl_certfile and ssl_keyfile, or tls_cert and tls_key"
+    serves_grpc: ClassVar[bool] = False
 
     port: int = Field(8000, ge=0, le=65535, description="HTTP port; 0 takes a free one and registers it")
     api_keys: str = Field(
         "", description="accepted API keys, separated by commas; with none here nor in the file all are let in",
         max_length=65536, repr=False)
     api_key_file: str = Field("", description="file with one accepted API key a line; # starts a comment line")
+    ssl_certfile: str = Field("", description="PEM file with the certificate that clients see; empty: tls_cert")
+    ssl_keyfile: str = Field("", description="PEM file with the key of ssl_certfile")
     max_concurrent_requests: int = Field(
         512, ge=1, le=100_000, description="requests in work at once; more get 503 server_is_overloaded")
     overload_retry_after_s: float = Field(
@@ -39,4 +43,17 @@ class GatewayConfig(ServiceConfig):
         65536, ge=1024, le=2**30, description="unsent bytes kept for a slow reader before its stream waits for it")
     flush_timeout_s: float = Field(
         2.0, gt=0, le=600, description="how long the end of a stream waits for a reader that does not read")
+    slo_ttft_ms: float = Field(
+        2000.0, ge=0, le=3_600_000, description="goodput counts streams whose first content came within this; 0: any")
+    slo_tpot_ms: float = Field(
+        100.0, ge=0, le=3_600_000, description="and whose mean time per output token is within this; 0: any")
     keep_alive_s: float = Field(75.0, gt=0, le=3600, description="how long an idle client connection is kept")
+
+    @property
+    def has_server_tls(self) -> bool:
+        return bool(self.http_cert[0])
+
+    @property
+    def http_cert(self) -> tuple[str, str]:
+        """Files of the certificate that clients see, and of its key; both empty for plain HTTP."""
+        return (self.ssl_certfile, self.ssl_keyfile) if self.ssl_certfile else (self.tls_cert, self.tls_key)

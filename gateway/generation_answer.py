@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from common import logs
+from common import logs, trace
 from common.errors import Cancelled, InternalError, ShoalError
 from gateway.admission import Admission
 from gateway.config import GatewayConfig
@@ -60,12 +60,13 @@ class GenerationDesk:
         seen = observation(scope)
         request = Request(scope, receive)
         with self.admission.slot() as work:
-            body = parse(_BODIES[kind], await read_body(
-                request, self.config.max_body_bytes, self.config.body_timeout_s))
-            model = self.pipeline.find_model(body.model)
-            seen.model, seen.streams = model.name, body.streams
-            order = body.order(model)
-            seen.request_id = order.request_id
+            with trace.span("gateway.parse", start_ns=trace.current().start_ns):
+                body = parse(_BODIES[kind], await read_body(
+                    request, self.config.max_body_bytes, self.config.body_timeout_s))
+                model = self.pipeline.find_model(body.model)
+                seen.model, seen.streams = model.name, body.streams
+                seen.order = order = body.order(model)
+                seen.request_id = order.request_id
             call = _Call(self, order, seen, work, receive, read_timeout_s(request))
             if body.streams:
                 await call.stream(send, Chunks(

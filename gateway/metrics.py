@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-
-from common.metrics import ITL_BUCKETS, TTFT_BUCKETS, counter, gauge, histogram
+from common.errors import codes
+from common.metrics import ITL_BUCKETS, TOKEN_BUCKETS, TTFT_BUCKETS, counter, gauge, histogram, preset
 
 UNKNOWN_MODEL = "unknown"
 UNMATCHED_PATH = "unmatched"
-_DELAY_BUCKETS = (.0005, .001, .002, .005, .01, .02, .05, .1, .25, .5, 1, 5)
 _E2E_BUCKETS = (.05, .1, .25, .5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640, 1280)
 
 REQUESTS = counter(
@@ -21,22 +19,19 @@ E2E_S = histogram("shoal_gateway_e2e_seconds", "request received to last byte", 
 PROMPT_TOKENS = counter("shoal_gateway_prompt_tokens_total", "prompt tokens of finished requests", ["model"])
 CACHED_TOKENS = counter("shoal_gateway_cached_tokens_total", "prompt tokens that were prefix hits", ["model"])
 OUTPUT_TOKENS = counter("shoal_gateway_output_tokens_total", "output tokens of finished requests", ["model"])
+REQUEST_PROMPT_TOKENS = histogram(
+    "shoal_gateway_request_prompt_tokens", "prompt tokens of a finished request", TOKEN_BUCKETS, ["model"])
+REQUEST_OUTPUT_TOKENS = histogram(
+    "shoal_gateway_request_output_tokens", "output tokens of a finished request", TOKEN_BUCKETS, ["model"])
+STREAM_TPOT_S = histogram(
+    "shoal_gateway_tpot_seconds", "mean time per output token of a stream, after its first", ITL_BUCKETS, ["model"])
 IN_FLIGHT = gauge("shoal_gateway_requests_in_flight", "requests that hold a slot")
 ABORTED = counter("shoal_gateway_aborted_total", "requests whose client went away")
-REFUSED = counter("shoal_gateway_refused_total", "requests answered with an error, by error code", ["code"])
-STREAM_ERRORS = counter("shoal_gateway_stream_errors_total", "streams that ended in an error event", ["code"])
+REFUSED = preset(counter(
+    "shoal_gateway_refused_total", "requests answered with an error, by error code", ["code"]), codes())
+STREAM_ERRORS = preset(counter(
+    "shoal_gateway_stream_errors_total", "streams that ended in an error event", ["code"]), codes())
 REPLACED = counter("shoal_gateway_replacements_total", "requests tried on another worker before their first token")
 MIGRATED = counter("shoal_gateway_migrations_total", "running streams moved to another worker")
 ROUTED_BY_LOAD = counter("shoal_gateway_routed_by_load_total", "placements made here because no router answered")
 UNKNOWN_FIELDS = counter("shoal_gateway_unknown_fields_total", "body fields that were not known and ignored")
-EVENT_LOOP_DELAY_S = histogram(
-    "shoal_gateway_event_loop_delay_seconds", "how late a timer of the event loop fires", _DELAY_BUCKETS)
-
-
-async def watch_event_loop(period_s: float = 0.25) -> None:
-    """Measure until cancelled: a blocked loop shows here before clients notice."""
-    loop = asyncio.get_running_loop()
-    while True:
-        before = loop.time()
-        await asyncio.sleep(period_s)
-        EVENT_LOOP_DELAY_S.observe(max(0.0, loop.time() - before - period_s))

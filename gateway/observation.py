@@ -1,7 +1,8 @@
 """What is seen of each request from outside: its ids, counts, times and outcome, into metrics and one log line.
 
 An `Observation` lives from the first byte of a request to its last answer byte. It is the outermost layer: it names
-the request, adds `x-request-id` to every answer, and turns a fault that nobody caught into a plain 500.
+the request, begins its trace, adds `x-request-id` (and `x-trace-id`, where there is a trace) to every answer, and turns
+a fault that nobody caught into a plain 500.
 """
 
 from __future__ import annotations
@@ -11,13 +12,17 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from prometheus_client import Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from common import logs, trace
 from common.errors import Cancelled, InternalError, ShoalError
-from gateway import metrics
+from common.exemplar import current_exemplar
+from common.span import Span
+from gateway import genai_metrics, metrics, request_span
 from gateway.errors import FAULT_TEXT, error_response
-from gateway.order import Usage, new_request_id
+from gateway.goodput import SloLimits
+from gateway.order import Order, Usage, new_request_id
 
 log = logs.get(__name__)
 
@@ -34,6 +39,7 @@ class Observation:
     client_id: str  # x-request-id: the caller's own, else ours
     started: float = field(default_factory=time.perf_counter)
     request_id: str = ""  # of the generation
+    order: Order | None = None
     model: str = metrics.UNKNOWN_MODEL  # set only to a name that exists
     streams: bool = False
     status: int = 0  # 0: no answer was begun
@@ -42,16 +48,25 @@ class Observation:
     usage: Usage | None = None
     first_content_s: float | None = None  # since the start
     last_content: float = 0.0
+    itl: Histogram | None = None  # of the model, looked up once: a stream has many gaps
 
     def content(self, usage: Usage) -> None:
         """A content chunk was written to a stream."""
         now = time.perf_counter()
         if self.first_content_s is None:
             self.first_content_s = now - self.started
-            metrics.TTFT_S.labels(self.model).observe(self.first_content_s)
-        else:
-            metrics.ITL_S.labels(self.model).observe(now - self.last_content)
+            metrics.TTFT_S.labels(self.model).observe(self.first_content_s, current_exemplar())
+            self.itl = metrics.ITL_S.labels(self.model)
+        elif self.itl is not None:
+            self.itl.observe(now - self.last_content)
         self.last_content, self.usage = now, usage
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean time per output token after the first; None but for a stream of several tokens."""
+        if self.first_content_s is None or self.usage is None or self.usage.num_output_tokens < 2:
+            return None
+        return (self.last_content - self.started - self.first_content_s) / (self.usage.num_output_tokens - 1)
 
     def finished(self, finish_reason: str, usage: Usage) -> None:
         self.finish_reason, self.usage = finish_reason, usage
@@ -69,8 +84,8 @@ def observation(scope: Scope) -> Observation:
 class Observer:
     """ASGI middleware, the outermost."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, slo: SloLimits = SloLimits()) -> None:  # noqa: B008 (frozen)
+        self._app, self._slo = app, slo
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -79,15 +94,17 @@ class Observer:
         carrier = _carrier(scope)
         seen = Observation(carrier[trace.REQUEST_ID_KEY])
         scope[_SCOPE_KEY] = seen
-        own_header = (b"x-request-id", seen.client_id.encode())
+        own_headers = [(b"x-request-id", seen.client_id.encode())]
 
         async def named_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 seen.status = message["status"]
-                message["headers"] = [*message.get("headers", ()), own_header]
+                message["headers"] = [*message.get("headers", ()), *own_headers]
             await send(message)
 
-        with trace.attached(carrier):
+        with trace.attached(carrier), request_span.open_span(scope, wanted=scope["path"] not in _QUIET) as span:
+            if trace_id := trace.trace_id():
+                own_headers.append((b"x-trace-id", trace_id.encode()))
             try:
                 await self._app(scope, receive, named_send)
             except ShoalError as error:
@@ -99,7 +116,7 @@ class Observer:
                 if seen.status == 0:
                     await error_response(InternalError(FAULT_TEXT))(scope, receive, named_send)
             finally:
-                _record(seen, scope)
+                _record(seen, scope, self._slo, span)
 
 
 def _carrier(scope: Scope) -> dict[str, str]:
@@ -115,7 +132,7 @@ def _carrier(scope: Scope) -> dict[str, str]:
     return out
 
 
-def _record(seen: Observation, scope: Scope) -> None:
+def _record(seen: Observation, scope: Scope, slo: SloLimits, span: Span) -> None:
     total_s = time.perf_counter() - seen.started
     route = getattr(scope.get("route"), "path", metrics.UNMATCHED_PATH)
     gone = isinstance(seen.error, Cancelled)
@@ -130,8 +147,24 @@ def _record(seen: Observation, scope: Scope) -> None:
         metrics.PROMPT_TOKENS.labels(seen.model).inc(seen.usage.num_prompt_tokens)
         metrics.CACHED_TOKENS.labels(seen.model).inc(seen.usage.num_cached_tokens)
         metrics.OUTPUT_TOKENS.labels(seen.model).inc(seen.usage.num_output_tokens)
+        metrics.REQUEST_PROMPT_TOKENS.labels(seen.model).observe(seen.usage.num_prompt_tokens)
+        metrics.REQUEST_OUTPUT_TOKENS.labels(seen.model).observe(seen.usage.num_output_tokens)
+    if route in genai_metrics.OPERATIONS:
+        _record_generation(seen, route, total_s, slo)
+    request_span.close_span(span, seen, scope, route, status)
     if route not in _QUIET:
         log.info("request", **_facts(seen, route, status, total_s))
+
+
+def _record_generation(seen: Observation, route: str, total_s: float, slo: SloLimits) -> None:
+    tpot_s, error = seen.tpot_s, seen.error
+    if tpot_s is not None:
+        metrics.STREAM_TPOT_S.labels(seen.model).observe(tpot_s)
+    genai_metrics.record(route, seen.model, error.code if error else "", total_s, seen.first_content_s, tpot_s,
+                         current_exemplar())
+    is_ours = error is None or (error.http_status >= 500 and not isinstance(error, Cancelled))
+    if is_ours:
+        slo.judge(seen.model, seen.first_content_s, tpot_s, failed=error is not None)
 
 
 def _facts(seen: Observation, route: str, status: int, total_s: float) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from common.generation import DecodePort, FinishReason, Generation, ModelFacts, 
 from common.placement import RouterPort
 from common.sampling_params import SamplingParams
 from common.service_record import Fingerprint
+from common.span import Span
 from common.tokenized import ChatPrompt, HashSpec, TextDelta, TextStream, Tokenized, TokenizerPort
 from gateway.attempts import AttemptLimits, Attempts
 from gateway.order import Ending, Order, Piece, Usage
@@ -63,11 +64,13 @@ class Pipeline:
         """
         clock = OutcomeClock(order.request_id, order.model.name)
         fingerprint = await self._fingerprint(order.model.name)
-        prompt = await self._tokenize(order, fingerprint)
+        with trace.span("tokenize", trace.CLIENT) as span:
+            prompt = await self._tokenize(order, fingerprint)
+            params = await self._params(order, len(prompt.token_ids))
+            span.put({"gen_ai.usage.input_tokens": len(prompt.token_ids)})
         generation = Generation(
             request_id=order.request_id, model=order.model.name, prompt_token_ids=prompt.token_ids,
-            block_hashes=prompt.block_hashes, params=await self._params(order, len(prompt.token_ids)),
-            cache_salt=order.cache_salt, trace_context=trace.carrier())
+            block_hashes=prompt.block_hashes, params=params, cache_salt=order.cache_salt)
         attempts = Attempts(self._decode, self._router, self._limits.attempts, generation, deadline)
         text = self._tokenizer.open_text(
             order.model.name, stop=order.stop, include_stop=order.include_stop,
@@ -87,13 +90,17 @@ class Pipeline:
         self, order: Order, generation: Generation, attempts: Attempts, text: TextStream, clock: OutcomeClock
     ) -> AsyncGenerator[Piece | Ending, None]:
         begun, num_tokens, unsent = False, 0, list[int]()
+        detokenizing: Span | None = None  # the first tokens until the first text
         async with aclosing(attempts.deltas()) as deltas:
             async for delta in deltas:
+                detokenizing = detokenizing or trace.span("detokenize", trace.CLIENT)
                 num_before, num_tokens = num_tokens, num_tokens + len(delta.token_ids)
                 ids = _shown(delta, order)
                 shown = await text.push(ids) if ids else TextDelta("", 0)
                 last = delta.finish_reason is not None and shown.matched_stop is None
                 tail = (await text.finish()) if last else TextDelta("", shown.num_tokens)
+                if shown.text or last:
+                    detokenizing.finish()
                 stop = shown.matched_stop or tail.matched_stop
                 counted = (tail if tail.matched_stop else shown).num_tokens if stop is not None else num_tokens
                 usage = Usage(len(generation.prompt_token_ids), delta.num_cached_tokens, counted)
@@ -111,7 +118,10 @@ class Pipeline:
 
     async def _fingerprint(self, model: str) -> Fingerprint:
         wait_s = self._limits.attempts.worker_wait_s
-        workers = await self._decode.wait_for_workers(model, wait_s)
+        workers = self._decode.workers(model)
+        if not workers:
+            with trace.span("wait_for_worker"):
+                workers = await self._decode.wait_for_workers(model, wait_s)
         if not workers:
             raise Unavailable(f"no worker of this model within {wait_s:g} s", retry_after_s=2.0)
         return workers[0].fingerprint  # all workers of one model agree: the registry sees to it

@@ -17,6 +17,8 @@ from collections.abc import Generator
 import uvicorn
 
 from common import logs
+from common.advertise import advertised_host
+from common.clients.channels import ChannelPool
 from common.clients.decode import DecodeClient
 from common.clients.router import RouterClient
 from common.clients.tokenizer import TokenizerClient
@@ -26,7 +28,7 @@ from common.metrics import MetricsServer
 from common.registry import Lease
 from common.service_host import Deps, version
 from common.service_record import ServiceRecord
-from gateway import metrics
+from common.wire_security import check_http_pair, load_security, metrics_address, metrics_host
 from gateway.admission import Admission
 from gateway.app import Ports, build_app
 from gateway.auth import load_keys
@@ -49,32 +51,32 @@ class GatewayService:
         self._config, self._deps = config, deps
         self._service_id = config.service_id or f"gateway-{secrets.token_hex(3)}"
         self._directory = Directory(deps.registry)
-        self._tokenizer = TokenizerClient(self._directory)
-        self._decode = DecodeClient(self._directory, deps.bus)
-        self._router = RouterClient(self._directory, deps.bus)
+        channels = ChannelPool(load_security(config))
+        self._tokenizer = TokenizerClient(self._directory, channels)
+        self._decode = DecodeClient(self._directory, deps.bus, channels)
+        self._router = RouterClient(self._directory, deps.bus, channels)
         self._admission = Admission(config.max_concurrent_requests, config.overload_retry_after_s)
         app = build_app(config, load_keys(config.api_keys, config.api_key_file), Ports(
             self._tokenizer, self._decode, self._router, self._directory), self._admission, version())
         self._http = HttpServer(app, config)
         self._metrics: MetricsServer | None = None
-        self._watching: asyncio.Task[None] | None = None
         self._lease: Lease | None = None
 
     async def start(self) -> None:
         config = self._config
         await self._http.start()
         try:
-            self._metrics = MetricsServer(config.host, config.metrics_port)
+            self._metrics = MetricsServer(metrics_host(config), config.metrics_port)
         except OSError as error:
-            raise ConfigError(f"cannot bind {config.host} metrics port {config.metrics_port}: {error.strerror}",
-                              param="metrics_port") from None
+            raise ConfigError(f"cannot bind {metrics_host(config)} metrics port {config.metrics_port}: "
+                              f"{error.strerror}", param="metrics_port") from None
         await self._directory.start()
         await self._decode.start()
-        self._watching = asyncio.create_task(metrics.watch_event_loop())
-        address = f"{config.advertise_host or config.host}:{self._http.port}"
+        address = f"{advertised_host(config)}:{self._http.port}"
         self._lease = await self._deps.registry.register(ServiceRecord(
             service="gateway", service_id=self._service_id, incarnation=secrets.token_hex(8), address=address,
-            metrics_address=self._metrics.address, capacity={"max_concurrent_requests": config.max_concurrent_requests},
+            metrics_address=metrics_address(config, self._metrics.port),
+            capacity={"max_concurrent_requests": config.max_concurrent_requests},
             started_at_unix_s=time.time(), version=version()), config.lease_ttl_s)
         log.info("ready", address=address, metrics=self._metrics.address)
 
@@ -89,8 +91,6 @@ class GatewayService:
         await self._http.stop()
         if self._lease is not None:
             await self._lease.release()
-        if self._watching is not None:
-            self._watching.cancel()
         await self._decode.stop()
         await self._tokenizer.stop()
         await self._router.stop()
@@ -104,9 +104,13 @@ class HttpServer:
 
     def __init__(self, app: object, config: GatewayConfig) -> None:
         self._host, self._asked_port = config.host, config.port
+        cert, key = config.http_cert
+        if cert:
+            check_http_pair(cert, key, "ssl_certfile" if config.ssl_certfile else "tls_cert")
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # requests and faults are logged by the observer
         self._server = _Server(uvicorn.Config(
             app, http="httptools", ws="none", lifespan="off", log_config=None, access_log=False,  # type: ignore[arg-type]
+            ssl_certfile=cert or None, ssl_keyfile=key or None,
             server_header=False, timeout_keep_alive=int(config.keep_alive_s) or 1,
             timeout_graceful_shutdown=_STOP_TIMEOUT_S, backlog=_BACKLOG))
         self._serving: asyncio.Task[None] | None = None

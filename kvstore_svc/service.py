@@ -12,7 +12,7 @@ from typing import Any, Final
 import grpc.aio
 from prometheus_client import REGISTRY
 
-from common import logs
+from common import logs, trace
 from common.block_hash import HASH_BYTES
 from common.blocks.host_id import host_id, open_shm_dir
 from common.blocks.liveness import check_name, is_alive
@@ -116,7 +116,8 @@ class _Parts:
         self.store = BlockStore(
             self.pool, self.mover, self.puts, max_lease_s=config.max_lease_s,
             max_leased_bytes=int(config.dram_bytes * config.max_leased_fraction))
-        self.metrics = StoreMetrics(self.pool, self.mover, self.puts, self.store)
+        self.metrics = StoreMetrics(self.pool, self.mover, self.puts, self.store, {
+            Tier.DRAM: config.dram_bytes, Tier.SSD: config.ssd_bytes if disk is not None else 0})
 
 
 def _open_folder(config: KvStoreConfig) -> Path:
@@ -141,6 +142,9 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
         self, request: kvstore_pb2.LookupRequest, context: Context
     ) -> kvstore_pb2.LookupResponse:
         tiers = self._store.lookup(_keys(request.fingerprint, request.block_hashes))
+        if (span := trace.current()).recording:
+            num_dram = tiers.count(Tier.DRAM)
+            span.put({"shoal.kv.dram_blocks": num_dram, "shoal.kv.ssd_blocks": len(tiers) - num_dram})
         return kvstore_pb2.LookupResponse(tiers=[_TIERS[tier] for tier in tiers])
 
     async def BeginPut(  # noqa: N802

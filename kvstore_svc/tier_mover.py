@@ -44,6 +44,11 @@ class TierMover:
         self._task: asyncio.Task[None] | None = None
         self.num_corrupt = self.num_disk_errors = 0
 
+    @property
+    def num_unwritten(self) -> int:
+        """Blocks in DRAM alone that are to go to SSD."""
+        return len(self._dirty) + len(self._writing)
+
     def start(self) -> None:
         if self._disk is not None:
             self._task = asyncio.create_task(self._write_through())

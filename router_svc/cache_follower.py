@@ -16,6 +16,7 @@ seq, and shows a gap when it is ahead. What the mirror knew of a worker stands i
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -24,7 +25,7 @@ from common.block_hash import BlockHash
 from common.clients.kv_events import KvBatch, KvSnapshot
 from common.errors import ShoalError
 from common.kv_event import BlockRemoved, BlocksCleared, BlockStored, KvEvent
-from common.metrics import counter
+from common.metrics import counter, preset
 from common.service_record import ServiceRecord
 from router_svc.index import PrefixIndex
 from router_svc.mirror import Mirror, MirroredWorker
@@ -37,8 +38,12 @@ MAX_BUFFERED_BATCHES = 4096  # of one worker while its snapshot is on the way; b
 RETRY_S = 0.5
 MAX_RETRY_S = 10.0
 
-BATCHES = counter("shoal_router_kv_batches_total", "batches by what became of them", ["fate"])
-SNAPSHOTS = counter("shoal_router_snapshots_total", "snapshots taken, by result", ["result"])
+BATCHES = preset(
+    counter("shoal_router_kv_batches_total", "batches by what became of them", ["fate"]),
+    ("applied", "repeat", "gap", "buffered", "other life"))
+SNAPSHOTS = preset(
+    counter("shoal_router_snapshots_total", "snapshots taken, by result", ["result"]),
+    ("taken", "failed", "other life"))
 
 
 @dataclass(slots=True)
@@ -49,6 +54,7 @@ class _Worker:
     seq: int | None = None
     buffered: list[KvBatch] = field(default_factory=list)
     syncing: asyncio.Task[None] | None = None
+    heard: float = field(default_factory=time.monotonic)  # when it was listed, or the last word of it came
 
 
 class CacheFollower:
@@ -60,7 +66,12 @@ class CacheFollower:
 
     @property
     def num_syncing(self) -> int:
-        return sum(worker.seq is None for worker in self._workers.values())
+        return sum(worker.seq is None for worker in list(self._workers.values()))
+
+    def ages_s(self) -> dict[str, float]:
+        """Seconds since the last word of each listed worker. Safe to ask from another thread."""
+        now = time.monotonic()
+        return {worker_id: now - worker.heard for worker_id, worker in list(self._workers.items())}
 
     def seq(self, worker_id: str) -> int | None:
         """The last batch applied; None while syncing or unlisted."""
@@ -95,7 +106,9 @@ class CacheFollower:
         worker = self._workers.get(batch.worker_id)
         if worker is None or worker.record.incarnation != batch.incarnation:
             BATCHES.labels("other life").inc()
-        elif worker.seq is None:
+            return
+        worker.heard = time.monotonic()
+        if worker.seq is None:
             if batch.events:
                 worker.buffered.append(batch)
             BATCHES.labels("buffered").inc()
@@ -159,6 +172,7 @@ class CacheFollower:
 
     def _adopt(self, worker: _Worker, snapshot: KvSnapshot) -> None:
         SNAPSHOTS.labels("taken").inc()
+        worker.heard = time.monotonic()
         worker_id = worker.record.service_id
         hashes: list[BlockHash] = [h for stored in snapshot.stored for h in stored.hashes]
         self._index.clear(worker_id)

@@ -10,10 +10,11 @@ decision's `degraded`.
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable
 
 from common.errors import Overloaded, ShoalError, Unavailable
-from common.metrics import counter, histogram
+from common.metrics import TTFT_BUCKETS, counter, histogram, preset
 from common.placement import Placement, RequestOutcome, RouteQuery
 from router_svc.curves import MeasuredCurves
 from router_svc.decisions import Decision, DecisionLog, shortened
@@ -26,7 +27,22 @@ from router_svc.worker_table import DECODE, PREFILL, WorkerTable
 NATS_DOWN, REDIS_DOWN = "nats down", "redis down"
 
 DECISIONS = counter("shoal_router_decisions_total", "placements by source, and refusals", ["source"])
-DEGRADED = counter("shoal_router_degraded_decisions_total", "decisions made without a part of the facts", ["why"])
+DEGRADED = preset(counter(
+    "shoal_router_degraded_decisions_total", "decisions made without a part of the facts", ["why"]),
+    (NATS_DOWN, REDIS_DOWN))
+REFUSED = preset(counter(
+    "shoal_router_refused_total", "requests that were not placed, by reason", ["reason"]),
+    ("no worker", "no candidate", "deadline"))
+DECISION_S = histogram(
+    "shoal_router_decision_seconds", "time of one decision",
+    (.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, 1))
+PREDICTED_S = histogram(
+    "shoal_router_predicted_ttft_seconds", "time to first token as predicted, of requests whose end is known",
+    TTFT_BUCKETS, ["source"])
+ACTUAL_S = histogram(
+    "shoal_router_actual_ttft_seconds", "time to first token of the same requests", TTFT_BUCKETS, ["source"])
+ERROR_S = histogram(
+    "shoal_router_ttft_error_seconds", "distance between the two, without its sign", TTFT_BUCKETS, ["source"])
 TTFT_RATIO = histogram(
     "shoal_router_ttft_ratio", "actual over predicted time to first token",
     (.1, .2, .33, .5, .67, .8, 1, 1.25, 1.5, 2, 3, 5, 10), ["source"])
@@ -45,6 +61,7 @@ class Router:
 
     def route(self, query: RouteQuery) -> Placement:
         """Raises `Unavailable` (no worker is left) or `Overloaded` (too late for its deadline)."""
+        started = time.perf_counter()
         degraded = self._degraded()
         asked = Asked(query.num_prompt_tokens, query.max_tokens, query.affinity_key or query.request_id,
                       frozenset(query.exclude))
@@ -55,9 +72,12 @@ class Router:
         chosen = choose(candidates, asked.seed, self._rules)
         late = chosen is not None and 0 < query.timeout_s < candidates[chosen].predicted_ttft_s
         decision = self._record(query, candidates, None if late else chosen, degraded)
+        DECISION_S.observe(time.perf_counter() - started)
         if chosen is None:
+            REFUSED.labels("no candidate" if candidates else "no worker").inc()
             raise self._no_candidate(query, candidates)
         if late:
+            REFUSED.labels("deadline").inc()
             raise _too_late(query, candidates[chosen])
         return self._place(query, decision, candidates[chosen])
 
@@ -81,7 +101,11 @@ class Router:
         self._table.placed.ended(outcome.request_id, choice.decode.worker_id,
                                  choice.prefill.worker_id if choice.prefill else "")
         if not outcome.error_code and outcome.ttft_s > 0 and outcome.attempts <= 1:
-            TTFT_RATIO.labels(choice.source).observe(outcome.ttft_s / max(1e-6, choice.predicted_ttft_s))
+            predicted_s = choice.predicted_ttft_s
+            PREDICTED_S.labels(choice.source).observe(predicted_s)
+            ACTUAL_S.labels(choice.source).observe(outcome.ttft_s)
+            ERROR_S.labels(choice.source).observe(abs(outcome.ttft_s - predicted_s))
+            TTFT_RATIO.labels(choice.source).observe(outcome.ttft_s / max(1e-6, predicted_s))
             self._curves.observe(decision.model, request_s=outcome.e2e_s)
 
     def on_worker_ended(self, worker_id: str) -> None:

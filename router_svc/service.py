@@ -11,10 +11,10 @@ import time
 from typing import Any
 
 import grpc.aio
-import redis.asyncio as redis
+from prometheus_client import REGISTRY
 from redis.exceptions import RedisError
 
-from common import logs, rpc
+from common import logs, rpc, trace
 from common.clients.channels import ChannelPool
 from common.clients.kv_events import KvSnapshot, follow_kv_events, read_snapshot
 from common.clients.router_wire import (
@@ -28,14 +28,17 @@ from common.clients.worker import LOAD_SUBJECT
 from common.directory import Directory
 from common.errors import NotFound, Overloaded, ShoalError, Unavailable
 from common.metrics import gauge
+from common.server_url import open_redis
 from common.service_host import Deps, ServiceHost
 from common.service_record import ServiceRecord
+from common.span import Attributes, Span, SpanLink, Value
 from proto import events_pb2, router_pb2, router_pb2_grpc, worker_pb2, worker_pb2_grpc
 from router_svc.cache_follower import CacheFollower
 from router_svc.config import RouterConfig
 from router_svc.curves import CostCurves, MeasuredCurves
 from router_svc.decisions import Decision, DecisionLog
 from router_svc.index import PrefixIndex
+from router_svc.index_metrics import IndexMetrics
 from router_svc.load import LoadReport
 from router_svc.mirror import NoMirror
 from router_svc.overlay import SpeculativeOverlay
@@ -51,8 +54,6 @@ REDIS_TIMEOUT_S = 2.0
 LOAD_TIMEOUT_S = 1.0
 SNAPSHOT_TIMEOUT_S = 10.0
 
-INDEX_BLOCKS = gauge("shoal_router_index_blocks", "different block hashes in the index")
-SYNCING = gauge("shoal_router_syncing_workers", "workers whose snapshot is on the way")
 DEGRADED_NOW = gauge("shoal_router_degraded", "1 while decisions are made without this part", ["why"])
 
 
@@ -67,10 +68,10 @@ class RouterService:
         self._config, self._deps = config, deps
         self._host = ServiceHost(config, deps.registry)
         self._directory = Directory(deps.registry)
-        self._channels = ChannelPool()
-        self._redis = redis.from_url(
-            config.redis_url, socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_TIMEOUT_S,
-            max_connections=4) if config.mirror_to_redis else None
+        self._channels = ChannelPool(self._host.security)
+        self._redis = open_redis(
+            config.redis_url, config.servers_ca_file, socket_timeout=REDIS_TIMEOUT_S,
+            socket_connect_timeout=REDIS_TIMEOUT_S, max_connections=4) if config.mirror_to_redis else None
         self._index = PrefixIndex(config.max_index_blocks)
         self._mirror = RedisMirror(self._redis, self._index.held) if self._redis is not None else None
         self._follower = CacheFollower(self._index, self._mirror or NoMirror(), self._fetch_snapshot)
@@ -79,6 +80,7 @@ class RouterService:
             self._index, SpeculativeOverlay(config.overlay_ttl_s, config.max_overlay_blocks), self._table,
             MeasuredCurves(_curves(config)), DecisionLog(config.max_decisions), _rules(config), self._degraded,
             time.monotonic)
+        self._metrics = IndexMetrics(self._index, self._follower)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -91,6 +93,7 @@ class RouterService:
         await follow_kv_events(self._deps.bus, self._follower.on_batch)
         await self._deps.bus.subscribe(f"{LOAD_SUBJECT}.*", self._on_load)
         await self._deps.bus.subscribe(OUTCOME_SUBJECT, self._on_outcome)
+        REGISTRY.register(self._metrics)
         self._tasks = [asyncio.create_task(self._follow_directory()), asyncio.create_task(self._poll_loads())]
         await self._host.listen()
         await self._host.register()
@@ -99,6 +102,8 @@ class RouterService:
         await self._host.begin_drain()
 
     async def stop(self) -> None:
+        if self._tasks:
+            REGISTRY.unregister(self._metrics)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -124,8 +129,6 @@ class RouterService:
     def _list_workers(self) -> None:
         for worker_id in self._follower.listed(self._table.caches()):
             self._router.on_worker_ended(worker_id)
-        INDEX_BLOCKS.set(self._index.num_blocks)
-        SYNCING.set(self._follower.num_syncing)
         for why in (NATS_DOWN, REDIS_DOWN):
             DEGRADED_NOW.labels(why).set(why in self._degraded())
 
@@ -163,7 +166,11 @@ class RouterService:
             transfer_bytes_per_s=load.transfer_bytes_per_s, draining=load.draining), load.model)
 
     async def _on_outcome(self, _subject: str, payload: bytes) -> None:
-        self._router.on_outcome(outcome_from(router_pb2.RequestOutcome.FromString(payload)))
+        outcome = outcome_from(router_pb2.RequestOutcome.FromString(payload))
+        told_by = trace.sampled_context()
+        with trace.span("outcome", trace.CONSUMER, links=(SpanLink(told_by, {}),) if told_by else ()) as span:
+            span.put({"shoal.decision_id": outcome.decision_id, "shoal.attempts": outcome.attempts})
+            self._router.on_outcome(outcome)
 
     def _degraded(self) -> tuple[str, ...]:
         """What decisions are made without now."""
@@ -180,12 +187,21 @@ class RouterServicer(router_pb2_grpc.RouterServicer):
     async def Route(  # noqa: N802
         self, request: router_pb2.RouteRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> router_pb2.RouteResponse:
+        span = trace.current()
         try:
             placement = self._router.route(query_from(request))
         except (Overloaded, Unavailable) as error:
+            span.fail(error)
             return router_pb2.RouteResponse(refusal=rpc.error_to_proto(error))
+        finally:
+            self._note_decision(span, request.request_id)
         return router_pb2.RouteResponse(
             placement=placement_to_proto(placement), decision_id=placement.decision_id)
+
+    def _note_decision(self, span: Span, request_id: str) -> None:
+        decision = self._router.explain(request_id) if span.recording else None
+        if decision is not None:
+            span.put(_facts(decision))
 
     async def Explain(  # noqa: N802
         self, request: router_pb2.ExplainRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -194,6 +210,26 @@ class RouterServicer(router_pb2_grpc.RouterServicer):
         if decision is None:
             raise NotFound(f"request_id: this router has no decision on {request.request_id!r}", param="request_id")
         return _explained(decision)
+
+
+def _facts(decision: Decision) -> Attributes:
+    """What a trace shows of a decision; candidates side by side in lists, in one order."""
+    facts: dict[str, Value] = {
+        "shoal.decision_id": decision.decision_id, "shoal.attempt": decision.attempt,
+        "shoal.route.candidates": [_place(c) for c in decision.candidates],
+        "shoal.route.predicted_ttft_s": [c.predicted_ttft_s for c in decision.candidates]}
+    if decision.degraded:
+        facts["shoal.route.degraded"] = decision.degraded
+    choice = decision.choice
+    if choice is not None:
+        facts.update({
+            "shoal.route.choice": _place(choice), "shoal.route.source": choice.source,
+            "shoal.route.overlap_tokens": choice.cached_tokens, "shoal.route.cost_s": choice.predicted_ttft_s})
+    return facts
+
+
+def _place(priced: Priced) -> str:
+    return f"{priced.prefill.worker_id}>{priced.decode.worker_id}" if priced.prefill else priced.decode.worker_id
 
 
 def _explained(decision: Decision) -> router_pb2.ExplainResponse:

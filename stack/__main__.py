@@ -179,6 +179,18 @@ def model_fetch(
         typer.echo(fetch_model(name, to))
 
 
+@model_app.command("convert")
+def model_convert(
+    file: Annotated[Path, typer.Argument(help="The GGUF file, quantised or not.")],
+    out: Annotated[Path, typer.Argument(help="Folder to make; it takes 4 bytes a parameter.")],
+) -> None:
+    """Turn a GGUF file into a folder for `shoal up --model`, float32, and print it."""
+    with one_line_errors():
+        from stack.model_progress import convert_model
+
+        typer.echo(convert_model(file, out))
+
+
 @app.command("collect-env")
 def collect_env(as_json: AsJson = False) -> None:
     """What this machine is and has installed, for a report; secrets are masked."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, Self
 
 import httpx2
 
+from common.config import ServiceConfig
 from common.errors import NotFound, Unavailable
 from stack.state_file import StackState, default_state_dir, find_stack
 
@@ -40,7 +42,7 @@ class ApiClient:
         self.url = url
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         timeout = httpx2.Timeout(_READ_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S)
-        self._http = httpx2.Client(base_url=url, headers=headers, timeout=timeout, trust_env=False)
+        self._http = httpx2.Client(base_url=url, headers=headers, timeout=timeout, trust_env=False, verify=_verify(url))
 
     def __enter__(self) -> Self:
         return self
@@ -91,6 +93,12 @@ class ApiClient:
             yield
         except httpx2.HTTPError as error:
             raise Unavailable(f"{self.url}: {type(error).__name__} {error}".rstrip()) from None
+
+
+def _verify(url: str) -> ssl.SSLContext | bool:
+    """An https gateway is known by SHOAL_TLS_CA where that is set, else by the system's CAs."""
+    ca = ServiceConfig.load([]).tls_ca if url.startswith("https:") else ""
+    return ssl.create_default_context(cafile=ca) if ca else True
 
 
 def error_message(answer: Json) -> str:

@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from common.server_url import masked as masked_url
 from common.service_host import version
 
 _PACKAGES = (
@@ -22,7 +23,6 @@ _PACKAGES = (
 _CPU_FLAGS = ("avx", "avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_tile", "f16c", "fma")
 _VARIABLES = re.compile(r"^(SHOAL_|OMP_|MKL_|CUDA_|TORCH_|HF_|PIP_|NVIDIA_VISIBLE)")
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
-_URL_SECRET = re.compile(r"(://)[^/@\s]+@")
 _GPU_TIMEOUT_S = 10.0
 
 
@@ -56,7 +56,7 @@ def print_environment(as_json: bool) -> None:
 
 def masked(environ: Any) -> dict[str, str]:
     """The variables that matter here, credentials replaced by ***."""
-    return {name: "***" if _SECRET.search(name) else _URL_SECRET.sub(r"\1***@", value)
+    return {name: "***" if _SECRET.search(name) else masked_url(value)
             for name, value in sorted(environ.items()) if _VARIABLES.match(name)}
 
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 import time
 
+from common.config import ServiceConfig
 from common.errors import ShoalError
 from common.registry import RedisRegistry
 from common.service_record import ServiceRecord
@@ -18,11 +20,15 @@ _ASK_TIMEOUT_S = 1.0
 _LIST_EVERY_S = 0.1
 
 
-async def ask(host: str, port: int, question: bytes) -> bytes:
-    """First bytes of the answer over one TCP connection; empty when there is none within a second."""
+async def ask(host: str, port: int, question: bytes, *, tls: bool = False) -> bytes:
+    """First bytes of the answer over one TCP connection; empty when there is none within a second.
+
+    With `tls` no certificate is checked: nothing secret is asked, and any answer is a life sign.
+    """
+    context = ssl._create_unverified_context() if tls else None
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(_ASK_TIMEOUT_S):
-            reader, writer = await asyncio.open_connection(host, port)
+            reader, writer = await asyncio.open_connection(host, port, ssl=context)
             try:
                 writer.write(question)
                 await writer.drain()
@@ -82,7 +88,8 @@ class RegistryGates:
             if time.monotonic() - self._listed_at >= _LIST_EVERY_S:
                 try:
                     if self._registry is None:
-                        self._registry = await RedisRegistry.connect(self._redis_url, _ASK_TIMEOUT_S)
+                        self._registry = await RedisRegistry.connect(
+                            self._redis_url, _ASK_TIMEOUT_S, ServiceConfig.load([]).servers_ca_file)
                     self._records = await self._registry.list()
                 except ShoalError:
                     self._records = []

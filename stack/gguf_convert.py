@@ -23,7 +23,8 @@ def convert(gguf: Path, out: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32)
     # The weights are plain float32 now; left marked as quantised, save_pretrained refuses to write them.
     model.hf_quantizer = None
-    del model.config.quantization_config
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
     model.is_quantized = False
     model.quantization_method = None
     model.save_pretrained(str(out))

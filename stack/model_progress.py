@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from common.errors import ModelLoadError
+from stack.model_convert import convert_gguf
 from stack.model_fetch import MODEL_NAME, Progress, default_cache_dir, fetch_smollm2, resolve_model
 
 _PLAIN_EVERY = 0.1  # without a terminal: one line each tenth
@@ -22,21 +25,35 @@ def ensure_model(name_or_path: str) -> Path:
 
 
 def fetch_model(name: str, to: Path | None) -> Path:
-    """Fetch a known model into `to` (default: the cache). Raises `ModelLoadError`."""
+    """Fetch a known model into `to` (default: the cache); a model that is there stays. Raises `ModelLoadError`."""
+    if to is not None and (to / "config.json").is_file():
+        return to
     if not _is_known(name):
         raise ModelLoadError(f"model {name!r} is not known (known: {MODEL_NAME}); give a folder to `shoal up --model`",
                              param="model")
     folder = (to or default_cache_dir() / MODEL_NAME).expanduser().absolute()
     if folder.is_dir():
         return folder
-    return _fetch_with_bar(folder) if sys.stderr.isatty() else fetch_smollm2(folder, _plain_lines())
+    with _shown(MODEL_NAME) as progress:
+        return fetch_smollm2(folder, progress)
+
+
+def convert_model(gguf: Path, out: Path) -> Path:
+    """Make the folder `out` of a GGUF file, as `convert_gguf` does. Raises `ModelLoadError`."""
+    with _shown(gguf.name) as progress:
+        return convert_gguf(gguf.expanduser().absolute(), out.expanduser().absolute(), progress)
 
 
 def _is_known(name: str) -> bool:
     return name.lower().removeprefix("huggingfacetb/") in {"smollm2", "smollm2-135m", MODEL_NAME.lower()}
 
 
-def _fetch_with_bar(folder: Path) -> Path:
+@contextmanager
+def _shown(name: str) -> Iterator[Progress]:
+    """A bar on a terminal, else a line each tenth."""
+    if not sys.stderr.isatty():
+        yield _plain_lines(name)
+        return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
@@ -47,19 +64,19 @@ def _fetch_with_bar(folder: Path) -> Path:
 
         def show(stage: str, done: int, total: int) -> None:
             if stage not in tasks:
-                tasks[stage] = bar.add_task(f"{stage} {MODEL_NAME}", total=total)
+                tasks[stage] = bar.add_task(f"{stage} {name}", total=total)
             bar.update(tasks[stage], completed=done, total=total)
 
-        return fetch_smollm2(folder, show)
+        yield show
 
 
-def _plain_lines() -> Progress:
+def _plain_lines(name: str) -> Progress:
     shown: dict[str, float] = {}
 
     def show(stage: str, done: int, total: int) -> None:
         share = done / total if total else 1.0
         if share >= shown.get(stage, 0.0):
-            print(f"{stage} {MODEL_NAME}: {share:.0%} of {total / 1e6:.0f} MB", file=sys.stderr, flush=True)
+            print(f"{stage} {name}: {share:.0%} of {total / 1e6:.0f} MB", file=sys.stderr, flush=True)
             shown[stage] = share + _PLAIN_EVERY
 
     return show

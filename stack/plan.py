@@ -44,6 +44,8 @@ class StackOptions:
     tokenizer: int = 1
     host: str = "127.0.0.1"
     port: int = 8000
+    http_tls: bool = False  # the gateways have a certificate, by flag or environment
+    gateway_flags: tuple[str, ...] = ()
     api_key: str = ""
     nats_url: str = ""  # empty: embedded
     redis_url: str = ""
@@ -77,7 +79,7 @@ class StackOptions:
     @property
     def url(self) -> str:
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)
-        return f"http://{host}:{self.port}"
+        return f"{'https' if self.http_tls else 'http'}://{host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +138,8 @@ def _kinds(options: StackOptions, shm_dir: Path) -> tuple[_Kind, ...]:
         _Kind("prefill", options.prefill, "prefill_svc", "prefill", 2, lambda _: worker),
         _Kind("decode", options.decode, "decode_svc", "decode", 3, lambda _: decoder("decode")),
         _Kind("mixed", options.mixed, "decode_svc", "decode", 3, lambda _: decoder("mixed")),
-        _Kind("gateway", options.gateway, "gateway", "gateway", 4, lambda _: ("--host", options.host),
-              options.gateway_ports.__getitem__),
+        _Kind("gateway", options.gateway, "gateway", "gateway", 4,
+              lambda _: ("--host", options.host, *options.gateway_flags), options.gateway_ports.__getitem__),
     )
 
 

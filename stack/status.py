@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from common.config import ServiceConfig
 from common.errors import ConfigError, ShoalError
 from common.registry import RedisRegistry
 from stack.gates import ask
@@ -40,7 +41,7 @@ async def _look(stack: StackState | None, redis_url: str, nats_url: str) -> list
     if nats_url:
         servers.append(await _server("nats", nats_url, 4222, b""))
     try:
-        registry = await RedisRegistry.connect(redis_url, _ASK_TIMEOUT_S)
+        registry = await RedisRegistry.connect(redis_url, _ASK_TIMEOUT_S, ServiceConfig.load([]).servers_ca_file)
         try:
             records = await registry.list()
         finally:
@@ -57,7 +58,7 @@ async def _server(name: str, url: str, default_port: int, question: bytes) -> Ro
         host, port = parts.hostname or "127.0.0.1", parts.port or default_port
     except ValueError:
         raise ConfigError(f"{name} URL is not a URL", param=f"{name}_url") from None
-    answered = bool(await ask(host, port, question))
+    answered = bool(await ask(host, port, question, tls=parts.scheme == "rediss"))
     return Row(name, name, "reachable" if answered else "unreachable", answered, f"{host}:{port}")
 
 

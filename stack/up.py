@@ -99,10 +99,11 @@ class _Run:
     async def _serving(self) -> None:
         """Each gateway says that requests can be answered from end to end."""
         deadline = time.monotonic() + _SERVING_TIMEOUT_S
-        host = self._options.url.removeprefix("http://").rsplit(":", 1)[0].strip("[]")
+        host = self._options.url.partition("://")[2].rsplit(":", 1)[0].strip("[]")
         question = f"GET /ready HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode()
+        tls = self._options.http_tls
         for port in self._options.gateway_ports:
-            while b" 200 " not in (answer := await ask(host, port, question)).split(b"\r\n", 1)[0]:
+            while b" 200 " not in (answer := await ask(host, port, question, tls=tls)).split(b"\r\n", 1)[0]:
                 if time.monotonic() > deadline:
                     said = answer.decode("utf-8", "replace").strip().splitlines() or ["no answer"]
                     raise Unavailable(f"the gateway on port {port} is up but not ready after "

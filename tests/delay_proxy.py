@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from types import TracebackType
 from typing import Self
 
@@ -11,14 +12,15 @@ from typing import Self
 class DelayProxy:
     """`async with DelayProxy(port, 0.1) as proxy: connect to proxy.port`. `delay_s` may change at any time."""
 
-    def __init__(self, target_port: int, delay_s: float) -> None:
-        self.delay_s, self._target_port = delay_s, target_port
+    def __init__(self, target_port: int, delay_s: float, tls: ssl.SSLContext | None = None) -> None:
+        """With `tls` clients speak TLS to it, and it speaks plaintext to the target."""
+        self.delay_s, self._target_port, self._tls = delay_s, target_port, tls
         self.port = 0
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, ssl=self._tls)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 

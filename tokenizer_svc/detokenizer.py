@@ -16,7 +16,7 @@ from common.errors import InvalidRequest, NotFound, Overloaded, ShoalError
 from common.metrics import gauge
 from common.text.output_text import OutputText
 from common.tokenized import TextDelta
-from tokenizer_svc.encoder import DECODED
+from tokenizer_svc.encoder import DECODED, REFUSED
 from tokenizer_svc.served_models import ServedModels
 
 STREAMS = gauge("shoal_tokenizer_text_streams", "choices being detokenized")
@@ -106,6 +106,7 @@ class Session:
         if stream_id in self._texts:
             raise InvalidRequest(f"stream_id: {stream_id} is open already", param="stream_id")
         if self._owner.num_streams >= self._owner.max_streams:
+            REFUSED.labels("streams").inc()
             raise Overloaded(f"tokenizer: {self._owner.max_streams} texts are open already", retry_after_s=1.0)
         model = self._owner.models.get(opening.model)
         text = OutputText(model.tokenizer, stop=opening.stop, include_stop=opening.include_stop,

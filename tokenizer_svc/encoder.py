@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from common.block_hash import HashScheme
 from common.errors import InvalidRequest, Overloaded
-from common.metrics import counter, gauge, histogram
+from common.metrics import counter, gauge, histogram, preset
 from common.text.model_tokenizer import num_utf8_bytes
 from common.tokenized import ChatPrompt, HashSpec, Tokenized
 from tokenizer_svc.served_models import ServedModel
@@ -25,6 +25,8 @@ Result = TypeVar("Result")
 ENCODED = counter("shoal_tokenizer_encoded_tokens_total", "tokens made from text", ["model"])
 DECODED = counter("shoal_tokenizer_decoded_tokens_total", "tokens turned into text", ["model"])
 QUEUED = gauge("shoal_tokenizer_queued", "calls that wait for or run in the pool")
+REFUSED = preset(counter(
+    "shoal_tokenizer_refused_total", "calls refused because a bound was reached", ["bound"]), ("queue", "streams"))
 LATENCY = histogram(
     "shoal_tokenizer_call_seconds", "time of a call, queue included",
     (.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10), ["call"])
@@ -107,6 +109,7 @@ class Encoder:
     async def _call(self, call: str, work: Callable[[], Result], timeout_s: float | None = None) -> Result:
         """`timeout_s` begins when a thread takes the call up."""
         if self._num_queued >= self._max_queued:
+            REFUSED.labels("queue").inc()
             raise Overloaded(f"tokenizer: {self._max_queued} calls are queued already", retry_after_s=1.0)
         queued_at = time.monotonic()
         loop = asyncio.get_running_loop()

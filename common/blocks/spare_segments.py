@@ -6,7 +6,7 @@ under a name of its own → in use again, under a new name → … → dropped, 
 
 from __future__ import annotations
 
-import os
+import secrets
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +22,8 @@ class SpareSegments:
 
     def __init__(self, shm_dir: Path, max_bytes: int = MAX_SPARE_BYTES) -> None:
         self._shm_dir, self._max_bytes = shm_dir, max_bytes
+        self._own = secrets.token_hex(8)  # process ids repeat among containers that share the folder
+        self._num_names = 0
         self._spares: list[Segment] = []  # the oldest first
 
     @property
@@ -40,7 +42,8 @@ class SpareSegments:
 
     def give_back(self, segment: Segment) -> None:
         """Nobody writes to it any more, and whoever mapped it under its old name may keep the mapping."""
-        segment.rename(self._shm_dir / f"{_PREFIX}{os.getpid()}-{id(segment):x}{SUFFIX}")
+        self._num_names += 1
+        segment.rename(self._shm_dir / f"{_PREFIX}{self._own}-{self._num_names}{SUFFIX}")
         self._spares.append(segment)
         while self.num_bytes > self._max_bytes:
             drop(self._spares.pop(0))

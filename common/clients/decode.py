@@ -16,6 +16,7 @@ import grpc.aio
 
 from common import logs, rpc
 from common.bus import Bus
+from common.clients.channels import ChannelPool
 from common.clients.generate import delta_from_proto, generation_to_proto
 from common.clients.worker import LOAD_SUBJECT
 from common.directory import Directory
@@ -36,8 +37,8 @@ MAX_QUEUED_COMMANDS = 4096
 class DecodeClient:
     """`common.generation.DecodePort` over gRPC. `start` before use, `stop` once."""
 
-    def __init__(self, directory: Directory, bus: Bus) -> None:
-        self._directory, self._bus = directory, bus
+    def __init__(self, directory: Directory, bus: Bus, channels: ChannelPool | None = None) -> None:
+        self._directory, self._bus, self._channels = directory, bus, channels or ChannelPool()
         self._links: dict[str, _Link] = {}
         self._loads: dict[str, tuple[float, events_pb2.WorkerLoad]] = {}
         self._models: dict[str, ModelFacts] = {}
@@ -129,7 +130,7 @@ class DecodeClient:
                 link.record = record  # the state may have changed
         for worker_id, record in listed.items():
             if worker_id not in self._links:
-                self._links[worker_id] = _Link(record, self._connected)
+                self._links[worker_id] = _Link(record, self._connected, self._channels.open(record.address))
             for model in record.models:
                 self._models[model] = ModelFacts(
                     model, record.capacity.get("max_model_len", 0), int(record.started_at_unix_s))
@@ -141,13 +142,16 @@ _Commands = asyncio.Queue[decode_pb2.GenerateCommand | None]
 class _Link:
     """One `Generate` stream to one incarnation of a worker, kept up until `close`."""
 
-    def __init__(self, record: ServiceRecord, connected_event: asyncio.Event) -> None:
+    def __init__(
+        self, record: ServiceRecord, connected_event: asyncio.Event, channel: grpc.aio.Channel
+    ) -> None:
         self.record = record
         self.connected = False
         self._event = connected_event
         self._open: dict[str, asyncio.Queue[TokenDelta | ShoalError]] = {}
         self._commands: _Commands = asyncio.Queue()  # of the attempt that is connected
-        self._channel = rpc.open_channel(record.address)
+        self._channel = channel
+        self._failure = ""  # why the last attempt came to nothing
         self._task = asyncio.create_task(self._run())
 
     @property
@@ -201,6 +205,9 @@ class _Link:
                 self._fail_open(f"decode worker {self.record.service_id} was lost")
             if was:
                 log.warning("worker_lost", worker_id=self.record.service_id, why=why)
+            elif why != self._failure:
+                log.warning("worker_not_connected", worker_id=self.record.service_id, why=why)
+            self._failure = why
             await asyncio.sleep(RECONNECT_WAIT_S)
 
     async def _stream(self) -> None:

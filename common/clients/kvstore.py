@@ -24,6 +24,7 @@ from common import logs
 from common.block_hash import BlockHash
 from common.blocks.host_id import host_id, open_shm_dir
 from common.blocks.liveness import Liveness
+from common.clients.channels import ChannelPool
 from common.clients.fingerprint import fingerprint_to_proto
 from common.clients.kvstore_nodes import StoreNode, StoreNodes
 from common.clients.kvstore_paths import BlockPaths, Counters, Sink
@@ -48,13 +49,13 @@ class KvStoreClient:
     """
 
     def __init__(
-        self, directory: Directory, shm_dir: str | Path, client_id: str = "", *, timeout_s: float = TIMEOUT_S,
-        lease_s: float = LEASE_S,
+        self, directory: Directory, shm_dir: str | Path, client_id: str = "", channels: ChannelPool | None = None, *,
+        timeout_s: float = TIMEOUT_S, lease_s: float = LEASE_S,
     ) -> None:
         folder = open_shm_dir(shm_dir)
         self._client_id = client_id or f"kv-{secrets.token_hex(8)}"
         self._liveness = Liveness.hold(folder, self._client_id)
-        self._nodes, self._runs = StoreNodes(directory, folder, host_id(folder)), ChainRuns()
+        self._nodes, self._runs = StoreNodes(directory, folder, host_id(folder), channels), ChainRuns()
         self._timeout_s, self._lease_s = timeout_s, lease_s
         self.counters = Counters()
         self._paths = BlockPaths(self.counters)

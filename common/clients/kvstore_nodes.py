@@ -13,9 +13,11 @@ import time
 from pathlib import Path
 from typing import Final
 
-from common import rpc
+import grpc.aio
+
 from common.block_hash import BlockHash
 from common.blocks.segment import Segment
+from common.clients.channels import ChannelPool
 from common.directory import Directory
 from common.service_record import ServiceRecord
 from proto import kvstore_pb2_grpc
@@ -28,10 +30,10 @@ RETIRE_S: Final = 15.0  # longer than any call takes
 class StoreNode:
     """One process life of a store."""
 
-    def __init__(self, record: ServiceRecord, shm_dir: Path, same_host: bool) -> None:
-        self.service_id, self.same_host = record.service_id, same_host
+    def __init__(self, service_id: str, channel: grpc.aio.Channel, shm_dir: Path, same_host: bool) -> None:
+        self.service_id, self.same_host = service_id, same_host
         self._shm_dir, self._failed_at = shm_dir, float("-inf")
-        self._channel = rpc.open_channel(record.address)
+        self._channel = channel
         self.stub = kvstore_pb2_grpc.KvStoreStub(self._channel)
         self._segments: dict[str, Segment] = {}  # a store life has one
 
@@ -58,7 +60,10 @@ class StoreNode:
 class StoreNodes:
     """Rendezvous hashing over the nodes that the directory lists: each gets an even share, and keeps it."""
 
-    def __init__(self, directory: Directory, shm_dir: Path, host_id: str) -> None:
+    def __init__(
+        self, directory: Directory, shm_dir: Path, host_id: str, channels: ChannelPool | None = None
+    ) -> None:
+        self._channels = channels or ChannelPool()
         self._directory, self._shm_dir, self._host_id = directory, shm_dir, host_id
         self._nodes: dict[tuple[str, str], StoreNode] = {}  # (service_id, incarnation); bounded by the directory
         self._retiring: set[asyncio.Task[None]] = set()
@@ -84,7 +89,8 @@ class StoreNodes:
         key = (record.service_id, record.incarnation)
         if key not in self._nodes:
             same_host = bool(record.host_id) and record.host_id == self._host_id
-            self._nodes[key] = StoreNode(record, self._shm_dir, same_host)
+            self._nodes[key] = StoreNode(
+                record.service_id, self._channels.open(record.address), self._shm_dir, same_host)
         return self._nodes[key]
 
     def _retire_gone(self) -> None:

@@ -15,6 +15,7 @@ import grpc.aio
 
 from common import rpc
 from common.bus import Bus
+from common.clients.channels import ChannelPool
 from common.clients.router_wire import OUTCOME_SUBJECT, outcome_to_proto, placement_from, query_to_proto
 from common.directory import Directory
 from common.errors import DeadlineExceeded, Unavailable
@@ -31,8 +32,10 @@ class RouterClient:
     """Ready when made; `stop` once. The directory and the bus belong to the caller."""
 
     def __init__(
-        self, directory: Directory, bus: Bus, *, attempt_timeout_s: float = ATTEMPT_TIMEOUT_S
+        self, directory: Directory, bus: Bus, channels: ChannelPool | None = None, *,
+        attempt_timeout_s: float = ATTEMPT_TIMEOUT_S,
     ) -> None:
+        self._channels = channels or ChannelPool()
         self._directory, self._bus = directory, bus
         self._attempt_timeout_s = attempt_timeout_s
         self._replicas: dict[tuple[str, str], _Replica] = {}  # (service_id, incarnation); bounded by the directory
@@ -77,7 +80,7 @@ class RouterClient:
     def _replica(self, record: ServiceRecord) -> _Replica:
         key = (record.service_id, record.incarnation)
         if key not in self._replicas:
-            self._replicas[key] = _Replica(record)
+            self._replicas[key] = _Replica(self._channels.open(record.address))
         return self._replicas[key]
 
     def _close_gone(self) -> None:
@@ -91,7 +94,7 @@ class RouterClient:
 class _Replica:
     """One process life of a router."""
 
-    def __init__(self, record: ServiceRecord) -> None:
+    def __init__(self, channel: grpc.aio.Channel) -> None:
         self.failed_at = float("-inf")
-        self.channel = rpc.open_channel(record.address)
+        self.channel = channel
         self.stub = router_pb2_grpc.RouterStub(self.channel)

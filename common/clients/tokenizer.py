@@ -16,6 +16,7 @@ import orjson
 
 from common import rpc
 from common.block_hash import HASH_BYTES
+from common.clients.channels import ChannelPool
 from common.clients.text_stream import ReplicaTextStream
 from common.clients.tokenizer_replicas import Replica, TokenizerReplicas
 from common.directory import Directory
@@ -34,10 +35,10 @@ class TokenizerClient:
     """Ready when made; `stop` once. The directory must be started and stopped by its owner."""
 
     def __init__(
-        self, directory: Directory, *, call_timeout_s: float = CALL_TIMEOUT_S,
+        self, directory: Directory, channels: ChannelPool | None = None, *, call_timeout_s: float = CALL_TIMEOUT_S,
         attempt_timeout_s: float = ATTEMPT_TIMEOUT_S, text_timeout_s: float = TEXT_TIMEOUT_S,
     ) -> None:
-        self._replicas = TokenizerReplicas(directory)
+        self._replicas = TokenizerReplicas(directory, channels)
         self._call_timeout_s, self._attempt_timeout_s = call_timeout_s, attempt_timeout_s
         self._text_timeout_s = text_timeout_s
 

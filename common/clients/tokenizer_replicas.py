@@ -10,7 +10,9 @@ import asyncio
 import time
 from typing import Final
 
-from common import rpc
+import grpc.aio
+
+from common.clients.channels import ChannelPool
 from common.clients.text_link import TextLink
 from common.directory import Directory
 from common.errors import ModelNotFound, Unavailable
@@ -26,10 +28,10 @@ CLOSE_GRACE_S: Final = 20.0
 class Replica:
     """One process life of a tokenizer."""
 
-    def __init__(self, record: ServiceRecord) -> None:
-        self.address = record.address
+    def __init__(self, address: str, channel: grpc.aio.Channel) -> None:
+        self.address = address
         self.failed_at = float("-inf")
-        self._channel = rpc.open_channel(record.address)
+        self._channel = channel
         self.stub = tokenizer_pb2_grpc.TokenizerStub(self._channel)
         self._link: TextLink | None = None
 
@@ -50,8 +52,8 @@ class Replica:
 class TokenizerReplicas:
     """Picks round robin among the replicas of a model that the directory lists."""
 
-    def __init__(self, directory: Directory) -> None:
-        self._directory = directory
+    def __init__(self, directory: Directory, channels: ChannelPool | None = None) -> None:
+        self._directory, self._channels = directory, channels or ChannelPool()
         self._replicas: dict[tuple[str, str], Replica] = {}  # (service_id, incarnation); bounded by the directory
         self._retiring: set[asyncio.Task[None]] = set()
         self._turn = 0
@@ -107,7 +109,7 @@ class TokenizerReplicas:
     def _replica(self, record: ServiceRecord) -> Replica:
         key = (record.service_id, record.incarnation)
         if key not in self._replicas:
-            self._replicas[key] = Replica(record)
+            self._replicas[key] = Replica(record.address, self._channels.open(record.address))
         return self._replicas[key]
 
     def _retire_gone(self) -> None:

@@ -34,6 +34,7 @@ class ModelTokenizer:
         folder = Path(folder)
         tokenizer, raw = _read_tokenizer(folder)
         config = read_json(folder, "config.json")
+        config = {**(config.get("text_config") or {}), **config}  # of a model with images: its text half
         generation = read_json(folder, "generation_config.json")
         special_tokens = _special_tokens(folder)
         known = tokenizer.get_vocab_size(with_added_tokens=True)

@@ -16,24 +16,18 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
-import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLTokenizer
 
 from common.errors import InternalError, InvalidRequest, Overloaded, UnsupportedValue
 from common.grammar import Grammar
-from engine.grammar.grammar_source import source_of
-from engine.grammar.llguidance_state import LlguidanceState, reason_of, refusal
+from engine.grammar.compiled_grammar import CompiledGrammar
+from engine.grammar.llguidance_state import reason_of, refusal
 from engine.grammar.state import GrammarState
 
 COMPILE_TIME_S = 5.0
-PROBE_TIME_S = 0.25  # of `PROBE_STEPS` masks and tokens; a step of the whole batch waits for a mask
-PROBE_STEPS = 8
 MAX_CACHED_BYTES = 16 << 20  # of grammars' texts
 STACK_BYTES = 256 << 20  # address space: the compiler recurses once for each level that the limits allow
 BUSY_RETRY_AFTER_S = 2.0
-
-# Lexer states take 1 to 2 kB each and belong to one choice. A step's fuel is some 15 ms, its items 3 ms.
-_LIMITS = LLParserLimits(max_lexer_states=20_000, max_grammar_size=200_000, verbose_errors=False)
 
 
 class GrammarCompiler:
@@ -50,7 +44,7 @@ class GrammarCompiler:
         self._time_limit_s = time_limit_s
         self._free_threads = threading.BoundedSemaphore(num_threads)
         self._lock = threading.Lock()  # guards the cache
-        self._cache: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()
+        self._cache: OrderedDict[Grammar, Future[CompiledGrammar]] = OrderedDict()
         self._tokenizer_lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
 
@@ -72,10 +66,10 @@ class GrammarCompiler:
         if is_new:
             self._start(tokenizer, grammar, compiled)
         try:
-            matcher = compiled.result(max(0.0, deadline - time.monotonic()))
+            ready = compiled.result(max(0.0, deadline - time.monotonic()))
         except TimeoutError:
             raise refusal(f"did not compile within {self._time_limit_s:g} s") from None
-        return LlguidanceState(matcher.deep_copy(), self._end_token_ids)
+        return ready.start()
 
     def _evict(self) -> None:
         size = sum(len(grammar.text) for grammar in self._cache)
@@ -83,7 +77,7 @@ class GrammarCompiler:
             dropped, _ = self._cache.popitem(last=False)
             size -= len(dropped.text)
 
-    def _start(self, tokenizer: LLTokenizer, grammar: Grammar, compiled: Future[LLMatcher]) -> None:
+    def _start(self, tokenizer: LLTokenizer, grammar: Grammar, compiled: Future[CompiledGrammar]) -> None:
         if not self._free_threads.acquire(timeout=self._time_limit_s):
             busy = Overloaded("all threads that compile grammars are busy", retry_after_s=BUSY_RETRY_AFTER_S)
             with self._lock:
@@ -93,7 +87,7 @@ class GrammarCompiler:
 
         def run() -> None:
             try:
-                compiled.set_result(_compiled(tokenizer, grammar, self._end_token_ids, self._vocab_size))
+                compiled.set_result(CompiledGrammar(tokenizer, grammar, self._end_token_ids))
             except InvalidRequest as exc:
                 compiled.set_exception(exc)
             except BaseException as exc:  # a panic in Rust is no Exception
@@ -108,33 +102,6 @@ class GrammarCompiler:
             if self._tokenizer is None:
                 self._tokenizer = _read_tokenizer(self._model_dir, self._vocab_size, self._end_token_ids)
             return self._tokenizer
-
-
-def _compiled(
-    tokenizer: LLTokenizer, grammar: Grammar, end_token_ids: frozenset[int], vocab_size: int,
-) -> LLMatcher:
-    matcher = LLMatcher(tokenizer, source_of(grammar), log_level=0, limits=_LIMITS)
-    if matcher.is_error():
-        raise refusal(f"{grammar.kind}: {reason_of(matcher.get_error())}")
-    try:
-        _probe(LlguidanceState(matcher.deep_copy(), end_token_ids), vocab_size)
-    except InvalidRequest as exc:
-        raise refusal(f"{grammar.kind} cannot be followed: {exc.message.removeprefix('grammar: ')}") from exc
-    return matcher
-
-
-def _probe(state: LlguidanceState, vocab_size: int) -> None:
-    """Make some steps: a grammar without any output, or one that explodes, is refused before it runs."""
-    words = np.empty(-(-vocab_size // 32), np.uint32)
-    began = time.monotonic()
-    for _ in range(PROBE_STEPS):
-        if state.is_finished:
-            return
-        state.fill(words)
-        forced = state.forced()
-        state.accept(forced or [int(np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))[-1])])
-        if time.monotonic() - began > PROBE_TIME_S:
-            raise refusal(f"too complex: {PROBE_STEPS} tokens take more than {PROBE_TIME_S} s")
 
 
 _stack_lock = threading.Lock()

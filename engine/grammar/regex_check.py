@@ -15,7 +15,7 @@ MAX_REGEX_CHARS = 32 << 10
 MAX_NESTED_REPEATS = 20_000
 
 _ATOM = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\((?:\?(?:P?<\w+>|[a-zA-Z-]*:))?|.", re.DOTALL)
-_COUNT = re.compile(r"\{(\d*)(?:,(\d*))?\}")
+_COUNT = re.compile(r"\{(\d{0,10})(?:,(\d{0,10}))?\}")
 
 
 def check_regex(regex: str, where: str) -> None:
@@ -24,7 +24,7 @@ def check_regex(regex: str, where: str) -> None:
         raise refusal(f"{where} is too long: {len(regex)} characters, the limit is {MAX_REGEX_CHARS}")
     repeats = nested_repeats(regex)
     if repeats > MAX_NESTED_REPEATS:
-        raise refusal(f"{where}: nested repetitions come to {repeats}, the limit is {MAX_NESTED_REPEATS}")
+        raise refusal(f"{where}: repetitions of repetitions come to more than {MAX_NESTED_REPEATS}, the limit")
 
 
 def nested_repeats(regex: str) -> int:
@@ -46,6 +46,6 @@ def nested_repeats(regex: str) -> int:
             product *= max(1, int(count[2] or count[1] or 1))
             is_nested = product > inner > 1 or _COUNT.match(regex, at) is not None
             worst = max(worst, product if is_nested else worst)
-            inner = product
+            inner = product = min(product, MAX_NESTED_REPEATS + 1)
         open_groups[-1] = max(open_groups[-1], product)
     return worst

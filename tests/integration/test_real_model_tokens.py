@@ -7,7 +7,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine.config import EngineConfig
-from engine.cpu_runner import TorchRunner, load_runner
+from engine.cpu_runner import TorchRunner
+from engine.runner_loading import load_runner
 from engine.step import StepPlan
 from tests.factories import planned_row
 

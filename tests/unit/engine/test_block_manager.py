@@ -23,7 +23,7 @@ def compute(blocks: BlockManager, asked: EngineRequest) -> Request:
     """Run the whole prompt and free it, as a finished request does."""
     made = request(asked)
     assert blocks.allocate(made, made.num_tokens, blocks.match(made))
-    made.num_computed_tokens = made.num_tokens
+    made.set_computed(made.num_tokens)
     blocks.commit(made)
     return made
 
@@ -95,7 +95,7 @@ def test_hashes_are_private_until_the_step_is_committed() -> None:
     blocks.allocate(made, 12)
     blocks.commit(made)
     assert blocks.match(request(ask("b", TOKENS))).num_tokens == 0
-    made.num_computed_tokens = 7
+    made.set_computed(7)
     blocks.commit(made)
     assert blocks.match(request(ask("b", TOKENS))).num_tokens == 4
 
@@ -105,7 +105,7 @@ def test_blocks_filled_by_output_are_published_too() -> None:
     made = compute(blocks, ask("a", TOKENS[:6]))
     made.token_ids.extend(TOKENS[6:13])
     blocks.allocate(made, 13)
-    made.num_computed_tokens = 12
+    made.set_computed(12)
     blocks.commit(made)
     blocks.free(made)
     assert blocks.match(request(ask("next turn", TOKENS))).num_tokens == 12
@@ -125,10 +125,10 @@ def test_the_check_finds_a_leak_a_short_table_and_foreign_content() -> None:
     assert blocks.count_leaked([]) == 2
     with pytest.raises(LedgerError, match="references"):
         blocks.check([])
-    made.num_computed_tokens = 9
+    made.set_computed(9)
     with pytest.raises(LedgerError, match="9 computed tokens in 2 blocks of 4"):
         blocks.check([made])
-    made.num_computed_tokens = 8
+    made.set_computed(8)
     made.block_hashes[1] = bytes(16)
     with pytest.raises(LedgerError, match="other content"):
         blocks.check([made])

@@ -68,7 +68,7 @@ def test_pinned_content_outlives_the_need_for_blocks_and_is_granted_after_the_un
 
 
 def test_waiting_tokens_are_those_that_stand_before_the_next_draws() -> None:
-    engine = Engine(max_num_batched_tokens=64)
+    engine = Engine(max_num_batched_tokens=64, enable_overlap=False)
     engine.add(ask("decodes", prompt(4), max_tokens=99))
     engine.step()
     assert engine.core.stats().num_waiting_tokens == 0

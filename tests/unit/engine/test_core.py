@@ -78,7 +78,7 @@ def test_one_more_than_may_wait_is_refused_with_a_retry_time() -> None:
 
 
 def test_abort_frees_blocks_while_waiting_in_chunked_prefill_and_in_decode() -> None:
-    engine = Engine(num_blocks=16, max_num_batched_tokens=64, max_num_seqs=2)
+    engine = Engine(num_blocks=16, max_num_batched_tokens=64, max_num_seqs=2, enable_overlap=False)
     engine.core.add(ask("decodes", prompt(10), max_tokens=50))
     engine.step()
     engine.core.add(ask("prefills", prompt(150, first=4)))

@@ -1,20 +1,24 @@
-"""Whatever runs, ends, is preempted, cached or transferred: every token is that of an engine without a cache."""
+"""Whatever runs, ends, is preempted, forked, cached, transferred: every token is that of an engine without a cache."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from common.block_hash import BlockHash
 from common.errors import Overloaded
 from common.kv_event import BlockRemoved, BlocksCleared, BlockStored
-from engine.core import Reservation
+from engine.arena_swap import ArenaSwap
+from engine.core import EngineCore, Reservation
 from engine.outputs import FinishReason
 from engine.request import EngineRequest, RequestStatus
 from tests.unit.engine.builders import Engine, ask, hashes, oracle
+from tests.unit.engine.fake_grammar import FakeGrammar
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 12
@@ -25,6 +29,9 @@ pick_any = st.integers(0, 10**6)
 token_lists = st.lists(st.sampled_from([3, 4]), min_size=1, max_size=24)
 salts = st.sampled_from(["", "", "s"])
 rarely = st.integers(0, 3).map(lambda number: number == 0)
+priorities = st.sampled_from([0, 0, 0, 1])
+choice_counts = st.sampled_from([1, 1, 2, 3, 6])
+grammars = st.one_of(st.none(), st.none(), st.builds(FakeGrammar, st.integers(0, 99), st.integers(1, 30)))
 
 
 @dataclass
@@ -40,53 +47,89 @@ class Transfer:
         return [*self.asked.prompt_token_ids, *self.asked.output_token_ids]
 
 
+class SlowSwap(ArenaSwap):
+    """An arena whose fetches end when the test says so."""
+
+    def __init__(self, core: EngineCore, max_bytes: int) -> None:
+        super().__init__(core, max_bytes)
+        self.fetches: list[tuple[str, Sequence[BlockHash], Sequence[int], int]] = []
+
+    def fetch(self, request_id: str, hashes: Sequence[BlockHash], block_ids: Sequence[int], num_present: int) -> None:
+        self.fetches.append((request_id, hashes, block_ids, num_present))
+
+    def end_fetch(self, index: int) -> None:
+        super().fetch(*self.fetches.pop(index))
+
+
 class EngineMachine(RuleBasedStateMachine):
     """A pool of 12 small blocks and prompts over two ids, so that prefixes are shared and room is short."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    @initialize(overlaps=st.booleans(), caches=st.sampled_from([True, True, False]), swap=st.sampled_from("-ab"),
+                headroom=st.sampled_from([0.0, 0.2]))
+    def begin(self, overlaps: bool, caches: bool, swap: str, headroom: float) -> None:
         self.engine = Engine(
             num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, max_num_seqs=4, max_num_batched_tokens=10,
-            max_num_waiting=MAX_WAITING, max_kv_events=1000, max_awaiting_fraction=0.5)
-        self.asked: dict[str, EngineRequest] = {}
+            max_num_waiting=MAX_WAITING, max_kv_events=1000, max_awaiting_fraction=0.5, poisons=True,
+            enable_overlap=overlaps, enable_prefix_caching=caches, headroom_fraction=headroom)
+        core = self.engine.core
+        self.slow: SlowSwap | None = SlowSwap(core, 8 * core.block_bytes) if swap == "b" else None
+        if self.slow or swap == "a":
+            core.use_swap(self.slow or ArenaSwap(core, 8 * core.block_bytes))
+        self.grammars: dict[str, FakeGrammar | None] = {}
+        self.num_asked = 0
         self.transfers: dict[str, Transfer] = {}
-        self.started: set[str] = set()
         self.released: set[str] = set()
         self.pins: list[tuple[list[int], list[list[int]]]] = []  # blocks, and the tokens in them when they were pinned
         self.mirror: set[bytes] = set()
 
     @property
     def live(self) -> list[str]:
-        return [request_id for request_id in self.asked if request_id in self.engine.core]
+        return [request_id for request_id in self.engine.asked if request_id in self.engine.core]
 
-    @rule(tokens=token_lists, max_tokens=st.integers(1, 30), salt=salts, prefill_only=rarely)
-    def submit(self, tokens: list[int], max_tokens: int, salt: str, prefill_only: bool) -> None:
-        self.add(self.make(tokens, max_tokens, salt, prefill_only=prefill_only))
+    @rule(tokens=token_lists, max_tokens=st.integers(1, 30), salt=salts, prefill_only=rarely, n=choice_counts,
+          priority=priorities, grammar=grammars)
+    def submit(
+        self, tokens: list[int], max_tokens: int, salt: str, prefill_only: bool, n: int, priority: int,
+        grammar: FakeGrammar | None,
+    ) -> None:
+        self.add(self.make(tokens, max_tokens, salt, prefill_only=prefill_only, n=n, priority=priority), grammar)
 
     @precondition(lambda self: self.engine.last)
     @rule(pick=pick_any)
     def go_on_with_an_answer(self, pick: int) -> None:
         """The next turn of a chat: prompt and answer of an earlier request are the new prompt's start."""
-        request_id = sorted(self.engine.last)[pick % len(self.engine.last)]
-        tokens = [*self.asked[request_id].prompt_token_ids, *self.engine.tokens[request_id]]
-        self.add(self.make(tokens[: POOL_TOKENS - 4], 6, self.asked[request_id].cache_salt))
+        name = sorted(self.engine.last)[pick % len(self.engine.last)]
+        asked = self.engine.asked[name.split("#")[0]]
+        tokens = [*asked.prompt_token_ids, *self.engine.tokens[name]]
+        self.add(self.make(tokens[: POOL_TOKENS - 4], 6, asked.cache_salt))
 
-    @rule(tokens=token_lists, num_drawn=st.integers(1, 12), num_more=st.integers(1, 12), salt=salts)
-    def resume(self, tokens: list[int], num_drawn: int, num_more: int, salt: str) -> None:
-        self.add(self.make(tokens, num_drawn + num_more, salt, output_token_ids=oracle(tokens, num_drawn)))
+    @rule(tokens=token_lists, num_drawn=st.integers(1, 12), num_more=st.integers(1, 12), salt=salts,
+          choice=st.integers(0, 2), grammar=grammars)
+    def resume(
+        self, tokens: list[int], num_drawn: int, num_more: int, salt: str, choice: int, grammar: FakeGrammar | None,
+    ) -> None:
+        drawn = oracle(tokens, num_drawn, choice, grammar)
+        self.add(self.make(
+            tokens, num_drawn + num_more, salt, output_token_ids=drawn, choice=choice), grammar)
 
-    @rule(tokens=token_lists, max_tokens=st.integers(2, 30), salt=salts, resumes=rarely, prefill_only=rarely)
-    def reserve(self, tokens: list[int], max_tokens: int, salt: str, resumes: bool, prefill_only: bool) -> None:
+    @rule(tokens=token_lists, max_tokens=st.integers(2, 30), salt=salts, resumes=rarely, prefill_only=rarely,
+          n=choice_counts, grammar=grammars)
+    def reserve(
+        self, tokens: list[int], max_tokens: int, salt: str, resumes: bool, prefill_only: bool, n: int,
+        grammar: FakeGrammar | None,
+    ) -> None:
         drawn = oracle(tokens, max_tokens // 2) if resumes else []
-        asked = self.make(tokens, max_tokens, salt, output_token_ids=drawn, prefill_only=prefill_only)
+        grammar = None if resumes else grammar
+        asked = self.make(
+            tokens, max_tokens, salt, output_token_ids=drawn, prefill_only=prefill_only, n=1 if resumes else n)
         num_free = self.engine.core.stats().num_free_blocks
         try:
-            reservation = self.engine.core.reserve(asked)
+            reservation = self.engine.core.reserve(asked, grammar and grammar.fork())
         except Overloaded:
             assert self.engine.core.stats().num_free_blocks == num_free
             assert asked.request_id not in self.engine.core
             return
-        self.accept(asked)
+        self.accept(asked, grammar)
         self.transfers[asked.request_id] = Transfer(asked, reservation, reservation.num_cached_tokens)
 
     @precondition(lambda self: self.transfers)
@@ -103,8 +146,13 @@ class EngineMachine(RuleBasedStateMachine):
     def start(self, pick: int) -> None:
         request_id = sorted(self.transfers)[pick % len(self.transfers)]
         del self.transfers[request_id]
-        self.started.add(request_id)
         self.engine.core.start(request_id)
+
+    @precondition(lambda self: self.slow and self.slow.fetches)
+    @rule(pick=pick_any)
+    def end_fetch(self, pick: int) -> None:
+        assert self.slow is not None
+        self.slow.end_fetch(pick % len(self.slow.fetches))
 
     @precondition(lambda self: self.live)
     @rule(pick=pick_any)
@@ -113,11 +161,12 @@ class EngineMachine(RuleBasedStateMachine):
         self.transfers.pop(request_id, None)
         self.released.add(request_id)
         self.engine.core.release(request_id)
+        self.engine.poison()
 
-    @precondition(lambda self: self.asked)
+    @precondition(lambda self: self.engine.asked)
     @rule(pick=pick_any, first=st.integers(0, 2), num=st.integers(1, 4))
     def pin(self, pick: int, first: int, num: int) -> None:
-        asked = self.asked[sorted(self.asked)[pick % len(self.asked)]]
+        asked = self.engine.asked[sorted(self.engine.asked)[pick % len(self.engine.asked)]]
         tokens = [*asked.prompt_token_ids, *self.engine.tokens[asked.request_id]]
         chain = hashes(tokens, BLOCK_SIZE, asked.cache_salt)[first : first + num]
         pinned = self.engine.core.pin(chain)
@@ -133,18 +182,19 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine.core.unpin(block_ids)
 
     def make(self, tokens: list[int], max_tokens: int, salt: str, **fields: Any) -> EngineRequest:
+        self.num_asked += 1
         return ask(
-            f"r{len(self.asked):04}", tokens, max_tokens, cache_salt=salt,
+            f"r{self.num_asked:04}", tokens, max_tokens, cache_salt=salt,
             block_hashes=hashes(tokens, BLOCK_SIZE, salt), **fields)
 
-    def add(self, asked: EngineRequest) -> None:
-        stats = self.engine.core.stats()
-        if stats.num_waiting < MAX_WAITING and len(asked.prompt_token_ids) + len(asked.output_token_ids) < POOL_TOKENS:
-            self.engine.core.add(asked)
-            self.accept(asked)
+    def add(self, asked: EngineRequest, grammar: FakeGrammar | None = None) -> None:
+        num_waiting = len(self.engine.core._roster.waiting)
+        if num_waiting < MAX_WAITING and len(asked.prompt_token_ids) + len(asked.output_token_ids) < POOL_TOKENS:
+            self.engine.core.add(asked, grammar and grammar.fork())
+            self.accept(asked, grammar)
 
-    def accept(self, asked: EngineRequest) -> None:
-        self.asked[asked.request_id] = asked
+    def accept(self, asked: EngineRequest, grammar: FakeGrammar | None = None) -> None:
+        self.grammars[asked.request_id] = grammar
         self.engine.expect(asked)
 
     @rule(num_steps=st.integers(1, 6))
@@ -161,6 +211,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert (output is None) == (request_id in self.transfers)
         if output is not None:
             self.engine.record(output)
+        self.engine.poison()
 
     @rule()
     def clear_cache(self) -> None:
@@ -168,13 +219,23 @@ class EngineMachine(RuleBasedStateMachine):
 
     @invariant()
     def ledger_is_exact(self) -> None:
-        self.engine.core.check_integrity()
-        stats = self.engine.core.stats()
+        core = self.engine.core
+        core.check_integrity()
+        stats = core.stats()
         assert stats.num_leaked_blocks == 0
-        assert stats.num_awaiting == len(self.transfers)
+        loading = {fetch[0]: fetch[2] for fetch in self.slow.fetches} if self.slow else {}
+        orphans = {request.sequence_id for request in core._roster.transfers.orphans}
+        assert stats.num_awaiting == len(self.transfers) + len(loading) - len(orphans)
         awaiting = {block_id for transfer in self.transfers.values() for block_id in transfer.reservation.block_ids}
-        assert stats.num_awaiting_blocks == len(awaiting) <= NUM_BLOCKS // 2
+        if not loading:
+            assert stats.num_awaiting_blocks == len(awaiting)
+        assert stats.num_awaiting_blocks <= NUM_BLOCKS // 2
         assert stats.num_pinned_blocks == len({block_id for block_ids, _ in self.pins for block_id in block_ids})
+
+    @invariant()
+    def no_sequence_has_more_blocks_than_it_is_about_to_fill(self) -> None:
+        for request in self.engine.core._roster.live():
+            assert (len(request.block_ids) - 1) * BLOCK_SIZE <= request.num_tokens + 1
 
     @invariant()
     def awaiting_requests_keep_their_blocks(self) -> None:
@@ -185,18 +246,10 @@ class EngineMachine(RuleBasedStateMachine):
 
     @invariant()
     def held_requests_hold_the_kv_of_all_tokens_but_the_last(self) -> None:
-        for request in self.engine.core._scheduler.live():
+        for request in self.engine.core._roster.live():
             if request.status is RequestStatus.HELD:
                 wanted = request.token_ids.tolist()[:-1]
                 assert self.engine.read(self.engine.core.block_ids(request.request_id), len(wanted)) == wanted
-
-    @invariant()
-    def plain_requests_that_run_arrived_before_those_that_wait(self) -> None:
-        scheduler = self.engine.core._scheduler
-        tables = (scheduler._running.values(), scheduler._waiting.values())
-        plain = [r for table in tables for r in table if not r.prefill_only and r.request_id not in self.started]
-        ids = [request.request_id for request in plain]
-        assert ids == sorted(ids)
 
     @invariant()
     def events_tell_exactly_what_is_cached(self) -> None:
@@ -214,35 +267,51 @@ class EngineMachine(RuleBasedStateMachine):
 
     @invariant()
     def tokens_equal_the_oracle(self) -> None:
-        for request_id, output in self.engine.last.items():
-            asked, got = self.asked[request_id], self.engine.tokens[request_id]
-            assert got == oracle(asked.prompt_token_ids, len(got))
-            if output.finish_reason is FinishReason.LENGTH:
-                assert len(got) == min(asked.params.max_tokens, POOL_TOKENS - len(asked.prompt_token_ids))
-            assert output.num_prompt_tokens == len(asked.prompt_token_ids)
-            assert output.num_cached_tokens <= len(asked.prompt_token_ids) - 1
+        for name, output in self.engine.last.items():
+            asked, got = self.engine.asked[output.request_id], self.engine.tokens[name]
+            num_prompt = len(asked.prompt_token_ids)
+            limit = min(asked.params.max_tokens, POOL_TOKENS - num_prompt)
+            whole = oracle(asked.prompt_token_ids, limit, output.choice, self.grammars[output.request_id])
+            assert got == whole[: len(got)]
+            if output.finish_reason is not FinishReason.ABORT:
+                grammar = self.grammars[output.request_id]
+                is_stop = grammar is not None and grammar.length <= limit
+                assert output.finish_reason is (FinishReason.STOP if is_stop else FinishReason.LENGTH)
+                assert got == whole
+            assert output.num_prompt_tokens == num_prompt
+            assert output.num_cached_tokens <= num_prompt - 1
 
     def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
         core = self.engine.core
         while self.transfers:
             self.start(0)
         while self.pins:
             self.unpin(0)
         for _ in range(2000):  # far more steps than all requests can need
-            if not self.live:
+            while self.slow and self.slow.fetches:
+                self.end_fetch(0)
+            if not (self.live or core.has_work):
                 break
             if core.has_work:
                 self.step(1)
             for request_id in self.live:
-                if core._scheduler._find(request_id).status is RequestStatus.HELD:
-                    assert self.engine.progress[request_id] == len(core._scheduler._find(request_id).token_ids) - 1
-                    self.released.add(request_id)
-                    core.release(request_id)
+                for held in core._roster.choices(request_id):
+                    if held.status is RequestStatus.HELD:
+                        assert self.engine.progress[request_id] == held.num_tokens - 1
+                        self.released.add(request_id)
+                        core.release(request_id)
         assert not self.live
         self.tokens_equal_the_oracle()
-        assert set(self.engine.last) == set(self.asked) - self.released
+        names = {name for asked in self.engine.asked.values() for name in self.engine.names(asked)}
+        assert {n for n in names if n.split("#")[0] not in self.released} == {
+            n for n in self.engine.last if n.split("#")[0] not in self.released}
         stats = core.stats()
         assert stats.num_free_blocks == stats.num_blocks
+        assert (core._roster.in_flight.num_leaving, core._roster.forks.num_waiting) == (0, 0)
+        assert not self.engine.runner._joined
+        core.close(Overloaded("the test is over"))
 
 
 EngineMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

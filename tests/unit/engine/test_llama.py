@@ -8,7 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engine.config import EngineConfig
-from engine.cpu_runner import TorchRunner, load_runner
+from engine.cpu_runner import TorchRunner
+from engine.runner_loading import load_runner
 from engine.step import PlannedRow, StepPlan
 from tests.factories import planned_row, tiny_llama
 

@@ -20,20 +20,15 @@ def _config(path: Path, **change: Any) -> ModelConfig:
 
 def test_a_plain_llama_config_is_read_whole(tmp_path: Path) -> None:
     config = _config(tmp_path)
-    assert (config.vocab_size, config.hidden_size, config.num_layers) == (256, 64, 2)
+    assert (config.architecture, config.vocab_size, config.num_layers) == ("LlamaForCausalLM", 256, 2)
     assert (config.num_heads, config.num_kv_heads, config.head_dim) == (4, 2, 16)
     assert config.eos_token_ids == {2}
+    assert config.max_position_embeddings == 512
 
 
 def test_head_dim_and_kv_heads_follow_from_the_rest_when_absent(tmp_path: Path) -> None:
     config = _config(tmp_path, head_dim="absent", num_key_value_heads="absent")
     assert (config.head_dim, config.num_kv_heads) == (16, 4)
-
-
-def test_rope_theta_is_found_at_the_top_or_in_rope_parameters(tmp_path: Path) -> None:
-    assert _config(tmp_path / "a", rope_theta=5.0).rope_theta == 5.0
-    nested = {"rope_type": "default", "rope_theta": 7.0}
-    assert _config(tmp_path / "b", rope_theta="absent", rope_parameters=nested).rope_theta == 7.0
 
 
 def test_the_generation_config_says_what_ends_a_generation(tmp_path: Path) -> None:
@@ -45,14 +40,16 @@ def test_the_generation_config_says_what_ends_a_generation(tmp_path: Path) -> No
 @pytest.mark.parametrize(("name", "value"), [
     ("architectures", ["MixtralForCausalLM"]),
     ("architectures", None),
-    ("hidden_act", "gelu"),
-    ("attention_bias", True),
-    ("mlp_bias", True),
+    ("architectures", []),
+    ("hidden_act", "relu"),
+    ("attention_bias", "yes"),
     ("sliding_window", 4096),
     ("quantization_config", {"quant_method": "gptq"}),
-    ("rope_scaling", {"rope_type": "llama3", "factor": 8.0}),
-    ("rope_scaling", {"type": "linear", "factor": 2.0}),
-    ("rope_parameters", {"rope_type": "yarn"}),
+    ("attn_logit_softcapping", 50.0),
+    ("num_experts", 8),
+    ("rope_interleaved", True),
+    ("pretraining_tp", 2),
+    ("rope_scaling", "yarn"),
     ("partial_rotary_factor", 0.5),
     ("vocab_size", 0),
     ("hidden_size", "absent"),

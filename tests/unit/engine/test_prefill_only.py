@@ -47,7 +47,7 @@ def test_prefill_only_with_nothing_to_compute_is_held_at_once(num_tokens: int, c
 
 
 def test_a_reserved_prefill_only_request_may_get_a_part_from_elsewhere_and_compute_the_rest() -> None:
-    engine = Engine()
+    engine = Engine(enable_overlap=False)
     asked = ask("p", prompt(50), prefill_only=True)
     assert len(engine.core.reserve(ask("one", [7], prefill_only=True)).block_ids) == 0
     assert len(engine.core.reserve(ask("full", prompt(49), prefill_only=True)).block_ids) == 3

@@ -59,6 +59,6 @@ def test_hashes_of_the_tokenizer_cover_the_prompt_of_a_resumed_request_and_its_o
 
 def test_progress_stays_as_tokens_are_drawn() -> None:
     request = Request(ask("r", [5, 6, 7]), scheme())
-    request.num_computed_tokens = 3
+    request.set_computed(3)
     request.append(9)
     assert (request.num_computed_tokens, request.num_pending_tokens, request.num_tokens) == (3, 1, 4)

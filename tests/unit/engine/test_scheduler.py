@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from common.errors import DeadlineExceeded
+from engine.core import EngineFailed
 from engine.mock_runner import MockMode
 from engine.outputs import FinishReason
 from engine.step import PlannedRow, StepResult
-from tests.factories import computed
 from tests.unit.engine.builders import Engine, ask, oracle, prompt
 
 
@@ -36,16 +36,30 @@ def test_running_answers_get_their_token_before_any_chunk() -> None:
         assert rows(engine) == [("short", 4 + step, 1), ("long", 63 * step, 63)]
 
 
-def test_chunks_and_admissions_share_the_rest_in_order_of_arrival() -> None:
+def test_the_oldest_prompt_gets_half_and_the_shortest_remainders_the_rest() -> None:
     engine = Engine(max_num_batched_tokens=64)
     for index, size in enumerate((100, 40, 10)):
         engine.core.add(ask(f"r{index}", prompt(size, first=index)))
     engine.step()
-    assert rows(engine) == [("r0", 0, 64)]
+    assert rows(engine) == [("r0", 0, 32), ("r1", 0, 22), ("r2", 0, 10)]
     engine.step()
-    assert rows(engine) == [("r0", 64, 36), ("r1", 0, 28)]
+    assert rows(engine) == [("r2", 10, 1), ("r0", 32, 45), ("r1", 22, 18)]
     engine.step()
-    assert rows(engine) == [("r0", 100, 1), ("r1", 28, 12), ("r2", 0, 10)]
+    assert rows(engine) == [("r2", 11, 1), ("r1", 40, 1), ("r0", 77, 23)]
+
+
+def test_a_long_prompt_holds_short_ones_back_by_no_step_and_goes_on_by_half_a_budget_beside_any_number() -> None:
+    engine = Engine(max_num_batched_tokens=64, max_num_seqs=32)
+    for name in ("long", "longer"):
+        engine.core.add(ask(name, prompt(500, first=ord(name[-1]))))
+    engine.step()
+    for step in range(1, 8):
+        for index in range(2):
+            engine.core.add(ask(f"{step}.{index}", prompt(16, first=10 + step * 3 + index), max_tokens=1))
+        engine.step()
+        assert {f"{step}.0", f"{step}.1"} <= {name for name, _, _ in rows(engine)}
+        assert [num for name, _, num in rows(engine) if name == "long"] == [32]
+    assert engine.run()["long"].num_output_tokens == 8
 
 
 def test_admission_is_first_come_first_served_even_when_a_later_one_would_fit() -> None:
@@ -194,13 +208,13 @@ def test_a_passed_deadline_ends_running_and_waiting_requests_with_an_error() -> 
         lambda result: StepResult(result.step_id, []),
         lambda result: StepResult(result.step_id, [None]),
     ])
-def test_a_result_that_does_not_belong_to_the_plan_is_refused(break_it) -> None:  # type: ignore[no-untyped-def]
-    engine = Engine()
-    scheduler = engine.core._scheduler
+def test_a_result_that_does_not_belong_to_the_plan_is_refused(break_it, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    engine = Engine(enable_overlap=False)
     engine.core.add(ask("r", prompt(4)))
-    plan = scheduler.schedule(0.0)
-    with pytest.raises(ValueError, match=r"expected step|samples is True"):
-        scheduler.update(plan, break_it(computed(engine.runner, plan)))
+    collect = engine.runner.collect
+    monkeypatch.setattr(engine.runner, "collect", lambda: break_it(collect()))
+    with pytest.raises(EngineFailed, match=r"expected step|samples is True"):
+        engine.core.step()
 
 
 def test_a_plan_is_not_changed_by_later_steps() -> None:

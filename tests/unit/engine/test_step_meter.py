@@ -12,7 +12,7 @@ def test_nothing_is_known_before_the_first_step_and_only_fair_prefills_count() -
         now += 0.25
         return now
 
-    engine = Engine(max_num_batched_tokens=64, clock=clock)
+    engine = Engine(max_num_batched_tokens=64, clock=clock, enable_overlap=False)
     assert (engine.core.stats().step_s, engine.core.stats().prefill_tokens_per_s) == (0.0, 0.0)
     engine.run(ask("short", prompt(31), max_tokens=3))
     assert engine.core.stats().step_s == 0.25

@@ -79,7 +79,7 @@ def test_landed_blocks_are_public_at_once_and_hit_by_others() -> None:
     engine.core.reserve(asked)
     land(engine, asked, 40)
     chain = hashes(prompt(50))
-    assert engine.core.take_kv_events() == [BlockStored(tuple(chain[:2]), engine.core._scheduler._find("r").root)]
+    assert engine.core.take_kv_events() == [BlockStored(tuple(chain[:2]), engine.core._roster.find("r").root)]
     assert engine.run(ask("other", prompt(50)))["other"].num_cached_tokens == 32
     assert engine.tokens["other"] == oracle(prompt(50), 8)
 

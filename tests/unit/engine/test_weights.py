@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 from common.errors import ModelLoadError
 from engine.config import EngineConfig
-from engine.cpu_runner import load_runner
+from engine.runner_loading import load_runner
 from engine.weights import WeightFolder
 from tests.factories import tiny_llama
 

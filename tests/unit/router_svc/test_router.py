@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 
 from common.errors import Overloaded, Unavailable
 from common.placement import RequestOutcome
@@ -169,3 +170,36 @@ async def test_measured_rates_of_one_worker_price_another_that_has_measured_noth
     router.on_report(LoadReport("d0", "a", prefill_tokens_per_s=8000.0, step_s=0.002), MODEL)
     placement = router.route(dataclasses.replace(query(), exclude=("d0",)))
     assert placement.predicted_ttft_s == pytest.approx(165 / 8000 + 0.002)
+
+
+async def test_predicted_and_actual_times_of_a_request_are_counted_together() -> None:
+    def count(name: str) -> float:
+        return REGISTRY.get_sample_value(f"shoal_router_{name}", {"source": "local"}) or 0.0
+
+    rig = Rig()
+    router = await rig.open(record("d0"))
+    placement = router.route(query())
+    decision = router.explain("r1")
+    assert decision is not None
+    assert decision.choice is not None
+    assert decision.choice.source == "local"
+    before = [count(f"{name}_ttft_seconds_sum") for name in ("predicted", "actual")]
+    error = count("ttft_error_seconds_sum")
+    router.on_outcome(RequestOutcome("r1", MODEL, placement.decision_id, "d0", ttft_s=5.0, e2e_s=6.0))
+    predicted, actual = (count(f"{name}_ttft_seconds_sum") - was for name, was in zip(
+        ("predicted", "actual"), before, strict=True))
+    assert predicted == pytest.approx(placement.predicted_ttft_s)
+    assert actual == pytest.approx(5.0)
+    assert count("ttft_error_seconds_sum") - error == pytest.approx(5.0 - placement.predicted_ttft_s)
+
+
+async def test_refusals_are_counted_by_reason() -> None:
+    def count(reason: str) -> float:
+        return REGISTRY.get_sample_value("shoal_router_refused_total", {"reason": reason}) or 0.0
+
+    before = {reason: count(reason) for reason in ("no worker", "no candidate", "deadline")}
+    with pytest.raises(Unavailable):
+        (await Rig().open()).route(query())
+    with pytest.raises(Overloaded):
+        (await Rig().open(record("d0"))).route(query(timeout_s=0.001))
+    assert [count(reason) - was for reason, was in before.items()] == [1, 0, 1]

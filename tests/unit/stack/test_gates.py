@@ -18,7 +18,7 @@ from stack.supervisor import Supervisor
 def registry(monkeypatch: pytest.MonkeyPatch) -> MemoryRegistry:
     made = MemoryRegistry()
 
-    async def connect(_url: str, _timeout_s: float) -> MemoryRegistry:
+    async def connect(_url: str, _timeout_s: float, _ca: str = "") -> MemoryRegistry:
         return made
 
     monkeypatch.setattr(RedisRegistry, "connect", connect)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import ModelLoadError
-from stack import model_fetch
+from stack import model_fetch, model_staging
 from stack.model_fetch import MODEL_NAME, fetch_smollm2, resolve_model
 from tests.factories import tiny_llama
 
@@ -119,9 +119,9 @@ def test_two_who_fetch_at_once_convert_once(index: Path, tmp_path: Path) -> None
 def test_a_lock_held_too_long_is_an_error_that_names_it(
     index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_fetch, "_LOCK_DEADLINE_S", 0.2)
+    monkeypatch.setattr(model_staging, "LOCK_DEADLINE_S", 0.2)
     lock = tmp_path / f".{MODEL_NAME}.lock"
-    with model_fetch._locked(lock), pytest.raises(ModelLoadError, match=r"held .*\.lock"):
+    with model_staging.locked(lock), pytest.raises(ModelLoadError, match=r"held .*\.lock"):
         fetch_smollm2(tmp_path / MODEL_NAME)
 
 

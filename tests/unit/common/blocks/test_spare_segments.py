@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from common.blocks.segment import Segment
 from common.blocks.spare_segments import SpareSegments
 
@@ -57,3 +59,19 @@ def test_spares_beyond_the_limit_are_dropped_the_oldest_first(tmp_path: Path) ->
     assert not segments[0].path.exists()
     assert len(names(tmp_path)) == 2
     spares.close()
+
+
+def test_spares_of_two_processes_with_the_same_id_do_not_take_each_others_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in containers, where each service is process 1, and a segment may lie at the same address in both."""
+    monkeypatch.setattr("common.blocks.spare_segments.id", lambda _: 1, raising=False)
+    one, two = SpareSegments(tmp_path), SpareSegments(tmp_path)
+    first, second = one.take(tmp_path / "a.segment", 1000), two.take(tmp_path / "b.segment", 1000)
+    one.give_back(first)
+    two.give_back(second)
+    assert len(names(tmp_path)) == 2
+    assert first.path != second.path
+    one.close()
+    assert names(tmp_path) == [second.path.name]
+    two.close()

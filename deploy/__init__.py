@@ -1,0 +1,1 @@
+"""Configuration of what runs around shoal; and the small programs that make and check it."""

@@ -1,0 +1,1 @@
+"""Dashboards as Python, from which the JSON that Grafana loads is made."""

@@ -1,0 +1,86 @@
+"""What the device keeps of each running sequence: one stable row, from its join to `free`.
+
+A row: free ──take──▶ taken ──free──▶ free. All state is one array of 32-bit words with named regions, so that whatever
+a step changes goes up as one list of (index, word) and lands in one launch. A captured step advances the rows itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from kernels.scatter_words import scatter_words
+
+_MAX_CHANGES = 1 << 18  # of one launch
+_SLOTS = 4  # staging buffers: one step is in flight, one is being made, and then some
+_SCALARS = 6  # words of a row beside its table: last token, computed, output position, temperature, key (2)
+
+
+class DeviceRows:
+    """`max_rows` sequences with at most `max_blocks` blocks each."""
+
+    def __init__(self, max_rows: int, max_blocks: int, device: torch.device) -> None:
+        self.max_rows, self.max_blocks = max_rows, max_blocks
+        self._words = torch.zeros(max_rows * (_SCALARS + max_blocks), dtype=torch.int32, device=device)
+        regions = self._words[: _SCALARS * max_rows].view(_SCALARS, max_rows)
+        self.keys = regions[:2].reshape(-1).view(torch.int64)  # [max_rows] first, for its alignment
+        self.last_tokens, self.num_computed, self.output_positions = regions[2], regions[3], regions[4]
+        self.temperatures = regions[5].view(torch.float32)
+        self.tables = self._words[_SCALARS * max_rows :].view(max_rows, max_blocks)
+        self._free = list(range(max_rows))[::-1]
+        self._tables: list[Sequence[int]] = [()] * max_rows  # the block table that each row has, once staged
+        self._indices: list[int] = []
+        self._values: list[int] = []
+        self._staging = [torch.zeros(2, _MAX_CHANGES, dtype=torch.int32).pin_memory() for _ in range(_SLOTS)]
+        self._landing = torch.zeros(2, _MAX_CHANGES, dtype=torch.int32, device=device)
+        self._turn = 0
+
+    def take(self, key: int, temperature: float) -> int:
+        """A free row for a new sequence; `key` is the sampler's 64-bit word."""
+        row = self._free.pop()
+        self._tables[row] = ()
+        self._put(2 * row, key & 0xFFFFFFFF)
+        self._put(2 * row + 1, key >> 32)
+        self._put(5 * self.max_rows + row, int(np.float32(temperature).view(np.uint32)))
+        return row
+
+    def free(self, row: int) -> None:
+        self._free.append(row)
+
+    def place(self, row: int, last_token: int, num_computed: int, output_position: int) -> None:
+        """Where the sequence stands, where the device does not know it by itself."""
+        self._put(2 * self.max_rows + row, last_token)
+        self._put(3 * self.max_rows + row, num_computed)
+        self._put(4 * self.max_rows + row, output_position)
+
+    def set_table(self, row: int, block_ids: Sequence[int]) -> None:
+        """The row's blocks; only those that are new go up. Tables grow, and are replaced when they do."""
+        known = self._tables[row]
+        if known is block_ids:
+            return
+        first = _SCALARS * self.max_rows + row * self.max_blocks
+        for index in range(len(known), len(block_ids)):
+            self._put(first + index, block_ids[index])
+        self._tables[row] = block_ids
+
+    def flush(self) -> None:
+        """Send what has changed, in stream order."""
+        num = len(self._indices)
+        if not num:
+            return
+        slot = self._staging[self._turn % _SLOTS]
+        self._turn += 1
+        slot[0, :num] = torch.from_numpy(np.array(self._indices, dtype=np.int32))
+        slot[1, :num] = torch.from_numpy(np.array(self._values, dtype=np.uint32).view(np.int32))
+        self._landing[:, :num].copy_(slot[:, :num], non_blocking=True)
+        scatter_words(self._words, self._landing, num)
+        self._indices.clear()
+        self._values.clear()
+
+    def _put(self, index: int, value: int) -> None:
+        if len(self._indices) == _MAX_CHANGES:
+            self.flush()
+        self._indices.append(index)
+        self._values.append(value)

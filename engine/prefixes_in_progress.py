@@ -1,0 +1,37 @@
+"""The blocks that running prompts are about to complete: who else begins with them had better wait a moment.
+
+Sixteen prompts with one long prefix that come together would each compute it; with this, the first one does, and the
+others find it. A prompt that stands still, because the budget went to others, is not waited for.
+"""
+
+from __future__ import annotations
+
+from common.block_hash import BlockHash
+from engine.request import Request, RequestStatus
+
+
+class PrefixesInProgress:
+    """Who computes which block of a prompt. Entries of what is computed by now do no harm: such blocks are hits."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._computing: dict[BlockHash, Request] = {}
+
+    def add(self, request: Request) -> None:
+        """It runs from its progress on."""
+        first, end = (n // self._block_size for n in (request.num_computed_tokens, request.num_kv_tokens))
+        for block_hash in request.block_hashes[first:end]:
+            self._computing.setdefault(block_hash, request)
+
+    def remove(self, request: Request) -> None:
+        """It runs no more."""
+        for block_hash in request.block_hashes[: request.num_prompt_tokens // self._block_size + 1]:
+            if self._computing.get(block_hash) is request:
+                del self._computing[block_hash]
+
+    def is_coming(self, block_hash: BlockHash | None, step_id: int) -> bool:
+        """Whether a prompt that computes the block moved in the step before `step_id`, or has just begun."""
+        owner = self._computing.get(block_hash) if block_hash else None
+        if owner is None or owner.status is not RequestStatus.RUNNING:
+            return False
+        return owner.last_step_id >= step_id - 1 or not owner.num_chunk_rows

@@ -1,0 +1,1 @@
+"""Triton kernels, one per file: reference in plain torch, kernel, launcher. Imports nothing of ours."""
