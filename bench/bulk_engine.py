@@ -14,7 +14,7 @@ from common.service_record import Fingerprint
 from engine.async_engine import AsyncEngine
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.engine_port import EngineFacts
+from engine.engine_port import EngineFacts, Fetch
 from engine.outputs import RequestOutput
 from engine.step import StepPlan, StepResult
 
@@ -68,6 +68,9 @@ class BulkEngine:
 
     def on_kv_events(self, events: Sequence[KvEvent]) -> None:
         """Nobody listens."""
+
+    def on_fetches(self, fetches: Sequence[Fetch]) -> None:
+        """Nothing is preempted."""
 
     def on_failed(self, why: str) -> None:
         raise RuntimeError(why)

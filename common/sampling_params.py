@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -48,25 +47,25 @@ class SamplingParams:
     grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
-        _within("max_tokens", self.max_tokens, 1, 2**31 - 1)
-        _within("n", self.n, 1, MAX_N)
+        _whole("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _whole("n", self.n, 1, MAX_N)
         _within("temperature", self.temperature, 0.0, 2.0)
-        _within("top_k", self.top_k, 0, 2**31 - 1)
+        _whole("top_k", self.top_k, 0, 2**31 - 1)
         _within("top_p", self.top_p, 0.0, 1.0)
         if self.top_p == 0.0:
             raise InvalidRequest("top_p must be greater than 0 and at most 1, got 0", param="top_p")
         _within("min_p", self.min_p, 0.0, 1.0)
-        _within("seed", self.seed, 0, 2**64 - 1)
+        _whole("seed", self.seed, 0, 2**64 - 1)
         _within("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _within("repetition_penalty", self.repetition_penalty, 0.0, 2.0)
         if self.repetition_penalty == 0.0:
             raise InvalidRequest(
                 "repetition_penalty must be greater than 0 and at most 2, got 0", param="repetition_penalty")
-        _within("min_tokens", self.min_tokens, 0, self.max_tokens)
+        _whole("min_tokens", self.min_tokens, 0, self.max_tokens)
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
-                _within(name, getattr(self, name), 0, MAX_LOGPROBS)
+                _whole(name, getattr(self, name), 0, MAX_LOGPROBS)
         _within("stop_token_ids", len(self.stop_token_ids), 0, MAX_STOP_TOKEN_IDS, what="number of ids")
         _within("logit_bias", len(self.logit_bias), 0, MAX_LOGIT_BIAS, what="number of entries")
         for bias in self.logit_bias.values():
@@ -87,18 +86,25 @@ class SamplingParams:
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0 or self.bad_words)
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Raise `InvalidRequest` for an id outside `0 .. vocab_size - 1`."""
+        """Raise `InvalidRequest` for an id that is not a whole number `0 .. vocab_size - 1`."""
         named: tuple[tuple[str, Iterable[int]], ...] = (
             ("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids),
             ("allowed_token_ids", self.allowed_token_ids or ()),
             ("bad_words", (token_id for word in self.bad_words for token_id in word)))
         for name, ids in named:
             for token_id in ids:
-                if not 0 <= token_id < vocab_size:
+                if not (isinstance(token_id, int) and 0 <= token_id < vocab_size):
                     raise InvalidRequest(
                         f"{name}: token id {token_id} is outside the vocabulary 0..{vocab_size - 1}", param=name)
 
 
+def _whole(name: str, value: int, low: int, high: int) -> None:
+    if not isinstance(value, int):
+        raise InvalidRequest(f"{name}: must be a whole number, got {value!r}", param=name)
+    _within(name, value, low, high)
+
+
 def _within(name: str, value: float, low: float, high: float, what: str = "") -> None:
-    if not (math.isfinite(value) and low <= value <= high):
+    """Neither a NaN nor an infinity lies between two finite numbers."""
+    if not (isinstance(value, int | float) and low <= value <= high):
         raise InvalidRequest(f"{name}: {what + ' ' if what else ''}must be {low} to {high}, got {value}", param=name)

@@ -20,7 +20,7 @@ from common.placement import Placement
 from decode_svc.request_meter import RequestMeter
 from decode_svc.request_spans import RequestSpans
 from engine.core import Reservation
-from engine.engine_port import EnginePort
+from engine.engine_port import EnginePort, Fetch
 from engine.kv_transfer.receiver import Receiver, Route
 from engine.kv_transfer.store_loader import StoreLoader
 from engine.request import EngineRequest
@@ -72,6 +72,11 @@ class KvAdmission:
             raise
         self.counts.num_reserved += 1
         await self._fill_and_start(generation, request, reservation, present, route)
+
+    async def serve_fetch(self, fetch: Fetch) -> None:
+        """A preempted sequence's KV comes back from the store. Asked for only where there is a loader."""
+        assert self._loader is not None
+        await self._loader.serve(fetch)
 
     def _plain(self, request: EngineRequest) -> None:
         self.counts.num_plain += 1

@@ -95,6 +95,8 @@ class DecodeService:
                                 block_size=config.block_size, timeout_s=config.handoff_timeout_s)
         worker.start(engine, admission)
         kv.start()
+        if loader is not None and kv.write_back is not None:
+            loader.offer()
         self._publisher.start()
         vllm_names = config.metrics_compat == "vllm"
         self._register_metrics(

@@ -18,7 +18,7 @@ from common.kv_event import KvEvent
 from decode_svc.admission import KvAdmission
 from decode_svc.request_meter import RequestMeter
 from decode_svc.request_spans import RequestSpans
-from engine.engine_port import EnginePort
+from engine.engine_port import EnginePort, Fetch
 from engine.outputs import EngineStats, RequestOutput
 from engine.request import EngineRequest
 
@@ -43,6 +43,7 @@ class DecodeWorker:
         self._owners: dict[str, Session] = {}
         self._open_choices: dict[str, int] = {}  # of requests with more than one, how many have not ended
         self._admitting: dict[str, asyncio.Task[None]] = {}
+        self._fetching: set[asyncio.Task[None]] = set()
         self._accepts = True
 
     @property
@@ -136,6 +137,12 @@ class DecodeWorker:
     def on_kv_events(self, events: Sequence[KvEvent]) -> None:
         self._tell_kv_events(events)
 
+    def on_fetches(self, fetches: Sequence[Fetch]) -> None:
+        for fetch in fetches:
+            task = asyncio.create_task(self._serve_fetch(fetch))
+            self._fetching.add(task)
+            task.add_done_callback(self._fetching.discard)
+
     def on_failed(self, why: str) -> None:
         self._on_fatal(why)
 
@@ -154,6 +161,10 @@ class DecodeWorker:
             raise InvalidRequest(f"model: this worker serves {self._model!r}", param="model")
         if generation.request_id in self._owners:
             raise InvalidRequest("request_id: in use by a live request", param="request_id")
+
+    async def _serve_fetch(self, fetch: Fetch) -> None:
+        assert self._admission is not None
+        await self._admission.serve_fetch(fetch)
 
     async def _admit(self, generation: Generation) -> None:
         assert self._admission is not None

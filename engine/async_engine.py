@@ -18,6 +18,7 @@ from engine.grammar.grammar_desk import CompileGrammar
 from engine.loop import EngineLoop
 from engine.outputs import EngineStats, RequestOutput
 from engine.request import EngineRequest
+from engine.store_swap import StoreSwap
 
 log = logs.get(__name__)
 T = TypeVar("T")
@@ -35,6 +36,8 @@ class AsyncEngine:
         self._listener = listener
         self._engine = EngineLoop(
             core, self._on_step, self._on_fatal, after_turn=self._after_turn, compile_grammar=compile_grammar)
+        self._swap = StoreSwap(core.block_bytes)
+        core.use_swap(self._swap)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -75,6 +78,12 @@ class AsyncEngine:
     async def start_reserved(self, request_id: str, num_cached_tokens: int | None = None) -> None:
         await self.call(lambda core: core.start(request_id, num_cached_tokens))
 
+    async def end_fetch(self, sequence_id: str) -> None:
+        await self.call(lambda core: core.start(sequence_id), always=True)
+
+    def tell_load_rate(self, bytes_per_s: float) -> None:
+        self._swap.bytes_per_s = bytes_per_s
+
     async def release(self, request_id: str) -> None:
         await asyncio.wrap_future(self._engine.release(request_id))
 
@@ -94,6 +103,9 @@ class AsyncEngine:
         events = core.take_kv_events()
         if events:
             self._hand_over(self._listener.on_kv_events, events)
+        fetches = self._swap.take_fetches()
+        if fetches:
+            self._hand_over(self._listener.on_fetches, fetches)
 
     def _on_fatal(self, error: Exception) -> None:
         assert self._loop is not None

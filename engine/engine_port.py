@@ -23,12 +23,28 @@ class EngineFacts:
     block_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """A preempted sequence wants blocks `num_present ..` of its chain back, into `block_ids`.
+
+    Whoever serves it copies what it finds, tells `land`, and ends it with `end_fetch`, whatever happens.
+    """
+
+    sequence_id: str
+    hashes: tuple[BlockHash, ...]
+    block_ids: tuple[int, ...]
+    num_present: int
+
+
 class EngineListener(Protocol):
     """Who is told; all calls come in the event loop, in the order of the steps."""
 
     def on_outputs(self, outputs: Sequence[RequestOutput]) -> None: ...
 
     def on_kv_events(self, events: Sequence[KvEvent]) -> None: ...
+
+    def on_fetches(self, fetches: Sequence[Fetch]) -> None:
+        """Comes only after `EnginePort.tell_load_rate`."""
 
     def on_failed(self, why: str) -> None:
         """The engine cannot go on; every live request has been answered."""
@@ -61,6 +77,12 @@ class EnginePort(Protocol):
     async def land(self, request_id: str, num_tokens: int) -> None: ...
 
     async def start_reserved(self, request_id: str, num_cached_tokens: int | None = None) -> None: ...
+
+    async def end_fetch(self, sequence_id: str) -> None:
+        """The sequence goes on from what has landed; one that ended meanwhile gives its blocks back."""
+
+    def tell_load_rate(self, bytes_per_s: float) -> None:
+        """How fast `Fetch`es would be served; from the first time on there may be some."""
 
     async def release(self, request_id: str) -> None:
         """Accepted however many calls wait, and also while a `reserve` of this id does."""

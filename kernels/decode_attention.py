@@ -186,7 +186,7 @@ def _attention_kernel(
             l_i = tl.zeros([ROWS], tl.float32)
             acc = tl.zeros([ROWS, HEAD_DIM], tl.float32)
             for part in range(first_unit, first_unit + num_units):
-                theirs = part.to(tl.int64) * num_heads + kv_head * GROUP + g
+                theirs = tl.cast(part, tl.int64) * num_heads + kv_head * GROUP + g
                 lse = tl.load(lse_ptr + theirs, mask=g < GROUP, other=-1.0e30, cache_modifier=".cg")
                 value = tl.load(partial_ptr + theirs[:, None] * HEAD_DIM + d[None, :], mask=live, other=0.0,
                                 cache_modifier=".cg")

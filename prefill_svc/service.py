@@ -33,7 +33,7 @@ from common.kv_event import KvEvent
 from common.rpc import error_to_proto
 from common.service_host import Deps, ServiceHost
 from engine.engine_metrics import EngineMetrics
-from engine.engine_port import EnginePort
+from engine.engine_port import EnginePort, Fetch
 from engine.engine_start import start_engine
 from engine.kv_transfer.sender import Sender
 from engine.kv_transfer.worker_kv import WorkerKv
@@ -149,6 +149,9 @@ class _Ears:
         self._publisher.publish(events)
         if self._kv is not None:
             self._kv.on_kv_events(events)
+
+    def on_fetches(self, fetches: Sequence[Fetch]) -> None:
+        """Nothing that only prefills is preempted."""
 
     def on_failed(self, why: str) -> None:
         self._on_fatal(why)

@@ -167,6 +167,21 @@ def batch(
         raise typer.Exit(0 if run(source, output, errors, url, api_key, state_dir, concurrency, timeout_s) else 1)
 
 
+@app.command()
+def trace(
+    file: Annotated[Path, typer.Argument(
+        help="Spans as OTLP JSON lines, which the collector's file exporter writes; - is the standard input.")],
+    request_id: Annotated[str, typer.Option(
+        help="What the client sent as x-request-id or was answered, or the trace's id [default: the newest].")] = "",
+    lines: Annotated[int, typer.Option(min=3, max=1000, help="At most; the shortest spans are left out.")] = 60,
+) -> None:
+    """Draw where a request's time went, a line for each span."""
+    with one_line_errors():
+        from stack.waterfall import print_trace
+
+        print_trace(file, request_id, lines)
+
+
 @model_app.command("fetch")
 def model_fetch(
     name: Annotated[str, typer.Argument(help="Which model.")] = "SmolLM2-135M-Instruct",

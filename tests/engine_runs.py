@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ import torch
 
 from common.block_hash import HashScheme
 from common.generation import RequestTiming, TokenLogprobs
+from common.grammar import Grammar
 from engine import block_memory
 from engine.arena_swap import ArenaSwap
 from engine.config import EngineConfig
@@ -33,8 +34,10 @@ from engine.request import EngineRequest, sequence_id
 from engine.step import UNKNOWN_TOKEN, StepPlan, StepResult
 from engine.weights import WeightFolder
 
-LOGPROB_LIMIT = 1e-4
+LOGPROB_LIMIT = 1e-4  # absolute
+LOGITS_LIMIT = 1e-4  # relative to the largest
 MAX_STEPS = 5000
+CHECK_EVERY = 5  # steps, that the ledger is checked
 
 
 class LoadedModel:
@@ -50,7 +53,10 @@ class LoadedModel:
         self._compiler = GrammarCompiler(folder, self.config.vocab_size, self.config.eos_token_ids)
 
     def grammar_of(self, asked: EngineRequest) -> GrammarState | None:
-        return None if asked.params.grammar is None else self._compiler.compile(asked.params.grammar)
+        return None if asked.params.grammar is None else self.compile(asked.params.grammar)
+
+    def compile(self, grammar: Grammar) -> GrammarState:
+        return self._compiler.compile(grammar)
 
     @torch.inference_mode()
     def reference_logits(self, token_ids: Sequence[int]) -> torch.Tensor:
@@ -167,6 +173,7 @@ class EngineRun:
             self.core.use_swap(ArenaSwap(self.core, swap_blocks * self.core.block_bytes))
         self.asked: dict[str, EngineRequest] = {}
         self.answers: Answers = {}
+        self._num_steps = 0
 
     @property
     def stats(self) -> EngineStats:
@@ -200,7 +207,9 @@ class EngineRun:
 
     def step(self) -> None:
         self._take(self.core.step() if self.core.has_work else [])
-        self.core.check_integrity()
+        self._num_steps += 1
+        if self._num_steps % CHECK_EVERY == 0:
+            self.core.check_integrity()
 
     def is_at_rest(self) -> None:
         self.core.check_integrity()
@@ -210,8 +219,8 @@ class EngineRun:
         assert self.runner.num_sequences == 0
         assert all(answer.finish_reason for answer in self.answers.values())
 
-    def assert_logits_of_transformers(self, limit: float) -> None:
-        """Each draw was made from the logits that transformers has there, teacher forced; relative to the largest."""
+    def assert_logits_of_transformers(self) -> None:
+        """Each draw was made from the logits that transformers has there, teacher forced."""
         num_compared = 0
         for (request_id, choice), answer in self.answers.items():
             asked = self.asked[request_id]
@@ -222,10 +231,38 @@ class EngineRun:
                 got = self.runner.logits_at.get(Place(name, position))
                 if got is not None:
                     right = want[position - 1]
-                    assert float((got - right).abs().max() / right.abs().max()) < limit, (name, position)
+                    assert float((got - right).abs().max() / right.abs().max()) < LOGITS_LIMIT, (name, position)
                     num_compared += 1
         assert num_compared
 
     def _take(self, outputs: Sequence[RequestOutput]) -> None:
         for output in outputs:
             self.answers[output.request_id, output.choice].take(output)
+
+
+class AloneAnswers:
+    """What each request answers alone, whole, one step after the other: worked out when it is first asked for."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self.model = model
+        self._alone: dict[str, Answer] = {}
+
+    def answer(self, asked: EngineRequest, choice: int = 0) -> Answer:
+        alone = replace(asked, choice=choice, output_token_ids=(), priority=0, params=replace(asked.params, n=1))
+        key = repr(alone)
+        if key not in self._alone:
+            run = EngineRun(self.model, num_blocks=64, max_num_batched_tokens=self.model.max_len, max_num_seqs=1,
+                            enable_overlap=False, enable_prefix_caching=False)
+            answers = run.run(alone)
+            run.assert_logits_of_transformers()
+            assert (run.runner.num_unknown, run.runner.most_rows) == (0, 1)
+            self._alone[key] = answers[asked.request_id, choice]
+        return self._alone[key]
+
+    def check(self, run: EngineRun, answers: Answers) -> None:
+        """All but strangers. A prompt's logprobs come once for all choices."""
+        for (name, choice), got in answers.items():
+            if not name.startswith("stranger"):
+                want = self.answer(run.asked[name], choice)
+                assert_same(got, replace(want, prompt_logprobs=[]) if choice else want, (name, choice))
+        run.assert_logits_of_transformers()

@@ -42,6 +42,9 @@ def generation_from_proto(submit: decode_pb2.Submit) -> Generation:
     if len(raw) % HASH_BYTES:
         raise InvalidRequest(f"block_hashes: {len(raw)} bytes is not a multiple of {HASH_BYTES}", param="block_hashes")
     resumed = submit.resume.output_token_ids
+    if len(resumed) > 1:
+        raise InvalidRequest(
+            f"output_token_ids: of one choice, got those of {len(resumed)}", param="output_token_ids")
     return Generation(
         request_id=submit.request_id, model=submit.model, prompt_token_ids=tuple(submit.prompt_token_ids),
         block_hashes=tuple(raw[i : i + HASH_BYTES] for i in range(0, len(raw), HASH_BYTES)),

@@ -17,7 +17,7 @@ PAGE, PANEL, EDGE = "#111217", "#181b1f", "#2c3037"
 TEXT, DIM, GRID = "#d8d9da", "#9a9ba3", "#2a2d33"
 DPI: Final = 100
 _POINT_PX: Final = 72 / DPI
-_LETTER: Final = 0.56  # mean width of a letter over the font's height
+_LETTER: Final = 0.61  # mean width of a letter over the font's height
 
 
 @dataclass(frozen=True)
@@ -56,14 +56,6 @@ class Frame:
         axes.tick_params(colors=DIM, labelsize=10 * _POINT_PX, length=0, pad=3)
         axes.spines[:].set_visible(False)
         return axes
-
-    def line(self, y: float, color: str) -> None:
-        """From the left to the right edge."""
-        from matplotlib.lines import Line2D
-
-        left, _, width, _ = self._fractions()
-        at = 1 - (self.y + y) / (self.figure.get_figheight() * DPI)
-        self.figure.add_artist(Line2D([left, left + width], [at, at], color=color, linewidth=0.8))
 
     def _fractions(self) -> tuple[float, float, float, float]:
         whole_w, whole_h = self.figure.get_figwidth() * DPI, self.figure.get_figheight() * DPI

@@ -10,6 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+
+from common.errors import InternalError
 
 from kernels.scatter_words import scatter_words
 
@@ -38,7 +41,13 @@ class DeviceRows:
         self._turn = 0
 
     def take(self, key: int, temperature: float) -> int:
-        """A free row for a new sequence; `key` is the sampler's 64-bit word."""
+        """A free row for a new sequence; `key` is the sampler's 64-bit word.
+
+        A row is free again before the step after its sequence's end is launched, so that twice as many rows as
+        sequences run at once are never all taken.
+        """
+        if not self._free:
+            raise InternalError(f"all {self.max_rows} rows of the device are taken: an ended sequence was not forgotten")
         row = self._free.pop()
         self._tables[row] = ()
         self._put(2 * row, key & 0xFFFFFFFF)
@@ -49,17 +58,33 @@ class DeviceRows:
     def free(self, row: int) -> None:
         self._free.append(row)
 
-    def place(self, row: int, last_token: int, num_computed: int, output_position: int) -> None:
-        """Where the sequence stands, where the device does not know it by itself."""
-        self._put(2 * self.max_rows + row, last_token)
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def place(self, row: int, num_computed: int, output_position: int) -> None:
+        """How far the sequence is, where the device does not know it by itself; its last token stays."""
         self._put(3 * self.max_rows + row, num_computed)
         self._put(4 * self.max_rows + row, output_position)
 
+    def place_all(
+        self, rows: NDArray[np.int32], last_tokens: Sequence[int], num_computed: Sequence[int],
+        output_positions: Sequence[int],
+    ) -> None:
+        """Where these sequences stand, last tokens included."""
+        if len(self._indices) + 3 * len(rows) > _MAX_CHANGES:
+            self.flush()
+        for region, values in ((2, last_tokens), (3, num_computed), (4, output_positions)):
+            self._indices += (region * self.max_rows + rows).tolist()
+            self._values += values
+
     def set_table(self, row: int, block_ids: Sequence[int]) -> None:
-        """The row's blocks; only those that are new go up. Tables grow, and are replaced when they do."""
+        """The row's blocks; only those that are new go up. A table only grows: a preempted sequence gets a new row."""
         known = self._tables[row]
         if known is block_ids:
             return
+        if len(block_ids) > self.max_blocks:
+            raise InternalError(f"a block table of {len(block_ids)} blocks, the device's rows hold {self.max_blocks}")
         first = _SCALARS * self.max_rows + row * self.max_blocks
         for index in range(len(known), len(block_ids)):
             self._put(first + index, block_ids[index])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,15 +12,17 @@ import numpy as np
 from common import logs, trace
 from common.block_hash import BlockHash
 from common.bucket_counts import BucketCounts
+from common.errors import ShoalError
 from common.metrics import TRANSFER_BUCKETS
 from common.service_record import Fingerprint
-from engine.engine_port import EnginePort
+from engine.engine_port import EnginePort, Fetch
 from engine.kv_transfer.block_origins import BlockOrigins
 from engine.kv_transfer.store_port import StorePort
 
 log = logs.get(__name__)
 
 _SMOOTHING = 0.3  # weight of the newest measurement
+_FIRST_GUESS_BYTES_PER_S = 5e8  # of a load, until one was measured
 _MIN_SAMPLE_BLOCKS = 4  # fewer say more about the call than about the rate
 
 
@@ -41,6 +44,29 @@ class StoreLoader:
     def __init__(self, engine: EnginePort, store: StorePort, fingerprint: Fingerprint) -> None:
         self._engine, self._store, self._fingerprint = engine, store, fingerprint
         self.counts, self.origins = LoadCounts(), BlockOrigins()
+        self._is_offered = False
+
+    def offer(self) -> None:
+        """From now on the engine may count on `serve` for what it preempts."""
+        self._is_offered = True
+        self._engine.tell_load_rate(self.counts.bytes_per_s or _FIRST_GUESS_BYTES_PER_S)
+
+    async def serve(self, fetch: Fetch) -> None:
+        """Bring back what the store has of a preempted sequence's blocks. Ends the fetch in every case."""
+        try:
+            present = await self.blocks_present(fetch.hashes)
+            if present > fetch.num_present:
+                await self.load(fetch.sequence_id, fetch.hashes[:present], fetch.block_ids, fetch.num_present)
+        except ShoalError as error:
+            log.warning("fetch_failed", why=str(error))
+        finally:
+            await asyncio.shield(self._end(fetch))
+
+    async def _end(self, fetch: Fetch) -> None:
+        try:
+            await self._engine.end_fetch(fetch.sequence_id)
+        except ShoalError:
+            log.debug("nothing_to_end", sequence_id=fetch.sequence_id)  # the engine has ended, with all its requests
 
     async def blocks_present(self, hashes: Sequence[BlockHash]) -> int:
         if not hashes:
@@ -98,3 +124,5 @@ class StoreLoader:
             rate = num_bytes / seconds
             counts.bytes_per_s = rate if not counts.bytes_per_s else (
                 _SMOOTHING * rate + (1 - _SMOOTHING) * counts.bytes_per_s)
+            if self._is_offered:
+                self._engine.tell_load_rate(counts.bytes_per_s)

@@ -27,6 +27,7 @@ from engine.loop import ENGINE_THREAD, EngineLoop
 from engine.model_engine import ModelEngine
 from engine.outputs import FinishReason, RequestOutput
 from engine.process import messages
+from engine.store_swap import StoreSwap
 from engine.worker_config import WorkerConfig
 
 log = logs.get(__name__)
@@ -111,6 +112,8 @@ class _Child:
             engine.core, self._outputs.extend, self._on_fatal, after_turn=self._send_turn,
             compile_grammar=engine.compile_grammar)
         self._core = engine.core
+        self._swap = StoreSwap(engine.core.block_bytes)
+        engine.core.use_swap(self._swap)
 
     def serve(self, inbox: _Inbox) -> None:
         self._loop.start()
@@ -121,7 +124,7 @@ class _Child:
                     return
                 self._apply(command)
 
-    def _apply(self, command: messages.Submit | messages.Abort | messages.Call) -> None:
+    def _apply(self, command: messages.Submit | messages.Abort | messages.LoadRate | messages.Call) -> None:
         match command:
             case messages.Submit():
                 try:
@@ -130,6 +133,8 @@ class _Child:
                     self._refuse(command.request.request_id, error)
             case messages.Abort():
                 self._loop.abort(command.request_id)
+            case messages.LoadRate():
+                self._swap.bytes_per_s = command.bytes_per_s
             case _:
                 self._begin(command).add_done_callback(partial(self._answer, command.call_id))
 
@@ -142,6 +147,8 @@ class _Child:
                 return loop.call(lambda core: core.land(command.request_id, command.num_tokens))
             case messages.StartReserved():
                 return loop.call(lambda core: core.start(command.request_id, command.num_cached_tokens))
+            case messages.EndFetch():
+                return loop.call(lambda core: core.start(command.sequence_id), always=True)
             case messages.Release():
                 return loop.release(command.request_id)
             case messages.Pin():
@@ -173,7 +180,7 @@ class _Child:
     def _send_turn(self, core: EngineCore, fatal: str | None = None) -> None:
         turn = messages.Turn(
             _taken(self._outputs), messages.events_to_wire(core.take_kv_events()), _taken(self._answers),
-            self._loop.stats, fatal)
+            self._swap.take_fetches(), self._loop.stats, fatal)
         try:
             self._worker.sendall(messages.frame(turn))
         except OSError:

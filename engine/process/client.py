@@ -137,6 +137,13 @@ class EngineProcess:
         self._live[request_id] = self._reserved.pop(request_id, 1)
         await self._call(call, None)
 
+    async def end_fetch(self, sequence_id: str) -> None:
+        await self._call(messages.EndFetch(self._next_call(always=True), sequence_id), None)
+
+    def tell_load_rate(self, bytes_per_s: float) -> None:
+        if self._ended is None:
+            self._send(messages.LoadRate(bytes_per_s))
+
     async def release(self, request_id: str) -> None:
         self._live.pop(request_id, None)
         self._reserved.pop(request_id, None)
@@ -229,6 +236,8 @@ class EngineProcess:
             self._listener.on_outputs(turn.outputs)
         if turn.events:
             self._listener.on_kv_events(messages.events_from_wire(turn.events))
+        if turn.fetches:
+            self._listener.on_fetches(turn.fetches)
 
     def _note_end(self, output: RequestOutput) -> None:
         left = self._live.pop(output.request_id, 1) - 1

@@ -17,7 +17,7 @@ import msgspec
 from common.block_hash import BlockHash
 from common.errors import ShoalError, from_wire
 from common.kv_event import BlockRemoved, BlocksCleared, BlockStored, KvEvent
-from engine.engine_port import EngineFacts
+from engine.engine_port import EngineFacts, Fetch
 from engine.outputs import EngineStats, RequestOutput
 from engine.request import EngineRequest
 
@@ -75,12 +75,21 @@ class ResetPrefixCache(msgspec.Struct, tag=True):
     call_id: int
 
 
+class EndFetch(msgspec.Struct, tag=True):
+    call_id: int
+    sequence_id: str
+
+
+class LoadRate(msgspec.Struct, tag=True):
+    bytes_per_s: float
+
+
 class Stop(msgspec.Struct, tag=True):
     """End what lives with an error, then end."""
 
 
-Call = Reserve | Land | StartReserved | Release | Pin | Unpin | ResetPrefixCache
-Command = Submit | Abort | Call | Stop
+Call = Reserve | Land | StartReserved | EndFetch | Release | Pin | Unpin | ResetPrefixCache
+Command = Submit | Abort | Call | LoadRate | Stop
 
 
 class Loading(msgspec.Struct, tag=True):
@@ -118,6 +127,7 @@ class Turn(msgspec.Struct, tag=True):
     outputs: list[RequestOutput]
     events: WireEvents
     answers: list[Answer]
+    fetches: list[Fetch]
     stats: EngineStats
     fatal: str | None = None  # why there will be no other
 

@@ -17,6 +17,7 @@ WORDS: Final = ("quick", "brown", "fox", "jumps", "over", "lazy", "dog", "seven"
 _ANSWER_DEADLINE_S: Final = 300.0
 _RETRY_FOR_S: Final = 240.0
 _RETRY_EVERY_S: Final = 0.25
+_PROXY_REFUSES_WITHIN_S: Final = 2.0
 
 
 class Refused(Exception):
@@ -80,6 +81,7 @@ class SteadyLoad:
                 self.seen.num_whole += 1
             except Exception as error:
                 self.seen.failures.append(f"{number}.{count}: {type(error).__name__} {error}")
+                await asyncio.sleep(_RETRY_EVERY_S)
 
     async def _ask(self, http: httpx2.AsyncClient, body: dict[str, Any]) -> None:
         deadline = time.monotonic() + _RETRY_FOR_S
@@ -95,9 +97,10 @@ class SteadyLoad:
 
     async def _stream(self, http: httpx2.AsyncClient, body: dict[str, Any]) -> None:
         """One answer with all its tokens, its finish reason and `[DONE]`."""
-        reason, num_texts = None, 0
+        reason, num_texts, begun, sent = None, 0, False, time.monotonic()
         try:
             async with http.stream("POST", f"{self._url}/v1/completions", json=body) as answer:
+                begun = True
                 if answer.status_code == 503:
                     raise Refused((await answer.aread()).decode())
                 assert answer.status_code == 200, (await answer.aread()).decode()
@@ -114,8 +117,10 @@ class SteadyLoad:
                             num_texts += bool(choice["text"])
         except httpx2.ConnectError as error:
             raise Refused(str(error)) from None
-        except httpx2.RemoteProtocolError as error:  # taken by the port's proxy, and nobody behind it
-            if reason is None and num_texts == 0:
-                raise Refused(str(error)) from None
-            raise
+        except (httpx2.ReadError, httpx2.RemoteProtocolError) as error:
+            # The engine's proxy of the port takes a connection and ends it at once when nobody is behind it. A gateway
+            # that has taken a request answers it, so one that is cut later than that is a failure.
+            if begun or time.monotonic() - sent > _PROXY_REFUSES_WITHIN_S:
+                raise
+            raise Refused(str(error)) from None
         raise AssertionError("the stream ended without [DONE]")

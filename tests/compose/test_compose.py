@@ -91,10 +91,10 @@ def test_scaling_to_two_workers_of_each_kind_under_load_fails_no_request(stack: 
     with SteadyLoad(stack.url, stack.model, num_clients=4) as load:
         load.wait_whole(16, _ANSWERS_WITHIN_S)
     assert load.seen.failures == []
-    moved = [sum(s.value for s in found if s.name == "shoal_kv_transfer_bytes_total")
+    drawn = [sum(s.value for s in found if s.name == "shoal_generated_tokens_total")
              for found in stack.metrics_of_each("decode")]
-    assert len(moved) == 2
-    assert all(moved), f"one decode worker got no hand-off: {moved} bytes"
+    assert len(drawn) == 2
+    assert all(drawn), f"one decode worker got no request: {drawn} tokens"
 
 
 @pytest.mark.parametrize("service", ["tokenizer", "router", "prefill", "decode", "kvstore"])

@@ -10,9 +10,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-from collections.abc import Iterator
-from functools import cached_property
-from pathlib import Path
+from collections.abc import Callable
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -25,13 +24,15 @@ from engine.grammar.state import GrammarState
 from engine.outputs import FinishReason
 from engine.request import EngineRequest
 from tests import reference_sampler
-from tests.engine_runs import Answer, Answers, EngineRun, LoadedModel, assert_same
-from tests.model_factories import ARCHITECTURES, tiny_model
+from tests.engine_runs import AloneAnswers, EngineRun, LoadedModel, assert_same
+from tests.model_factories import ARCHITECTURES, VARIANTS, tiny_model
 from tests.tiny_tokenizer import tiny_tokenizer
 
 MAX_LEN = 160
 NUM_TOKENS = 24
-LOGITS_LIMIT = 1e-4
+# A tiny gemma3 with tied embeddings only repeats its last token.
+MODELS = ARCHITECTURES | {"gemma3": VARIANTS["gemma3 with biases, untied"]}
+MAIN = "gemma3"  # stands for all where the default run takes one: it has windows, two kinds of layers, norms everywhere
 ROOMY = {"num_blocks": 256, "max_num_batched_tokens": 256, "max_num_seqs": 16}
 TIGHT = {"num_blocks": 26, "max_num_batched_tokens": 48, "max_num_seqs": 6}
 SCHEMA = Grammar(GrammarKind.JSON_SCHEMA, json.dumps({
@@ -53,8 +54,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "scored": {"temperature": 0.8, "seed": 15, "prompt_logprobs": 2},
     "schema": {"temperature": 0.8, "seed": 16, "grammar": SCHEMA, "max_tokens": 60, "logprobs": None},
     "schema, token by token": {"temperature": 0.8, "seed": 16, "grammar": SCHEMA, "max_tokens": 60},
-    "regex": {"temperature": 0.0, "grammar": NUMBER, "max_tokens": 60, "logprobs": None, "repetition_penalty": 1.2},
+    "regex": {"temperature": 0.7, "seed": 17, "grammar": NUMBER, "max_tokens": 60, "logprobs": None,
+              "frequency_penalty": 1.5, "repetition_penalty": 1.2},
 }
+MANY = ("seeded", "penalized", "scored", "schema", "regex")  # of which several choices run
 
 
 def params(**change: Any) -> SamplingParams:
@@ -73,51 +76,50 @@ def request(name: str, asked: dict[str, Any], **fields: Any) -> EngineRequest:
     return EngineRequest(name, tokens, params(**asked), **fields)
 
 
-class Expected:
-    """What each request answers alone, worked out when it is first asked for."""
+class Expected(AloneAnswers):
+    """With the requests whose answers are compared."""
 
-    def __init__(self, model: LoadedModel, tokenizer: Tokenizer) -> None:
-        self.model = model
+    def __init__(self, name: str, model: LoadedModel, tokenizer: Tokenizer) -> None:
+        super().__init__(model)
+        self.name = name
         self.tokenizer = tokenizer
-        self._alone: dict[tuple[str, int], Answer] = {}
 
     @cached_property
     def requests(self) -> list[EngineRequest]:
         """One of each kind, and one that a stop token ends."""
         asked = [request(name, kind) for name, kind in KINDS.items()]
-        drawn = self.answer(asked[0], 0).token_ids
+        seeded = asked[list(KINDS).index("seeded")]
+        drawn = self.answer(seeded).token_ids
+        assert len(set(drawn)) > 8  # a model that repeats itself proves nothing
         stop = next(token for i, token in enumerate(drawn) if i > 8 and token not in drawn[:i])
-        return [*asked, dataclasses.replace(asked[0], request_id="stopped", params=params(
-            temperature=0.0, stop_token_ids=(stop,), ignore_eos=False, min_tokens=3))]
+        return [*asked, dataclasses.replace(seeded, request_id="stopped", params=dataclasses.replace(
+            seeded.params, stop_token_ids=(stop,), ignore_eos=False, min_tokens=3))]
 
     def engine(self, **config: Any) -> EngineRun:
         return EngineRun(self.model, **config)
 
-    def answer(self, asked: EngineRequest, choice: int) -> Answer:
-        """Alone, in one chunk, one step after the other."""
-        if (asked.request_id, choice) not in self._alone:
-            alone = dataclasses.replace(asked, choice=choice, params=dataclasses.replace(asked.params, n=1))
-            run = self.engine(**ROOMY, enable_overlap=False, enable_prefix_caching=False)
-            answers = run.run(alone)
-            run.assert_logits_of_transformers(LOGITS_LIMIT)
-            assert (run.runner.num_unknown, run.runner.most_rows) == (0, 1)
-            self._alone[asked.request_id, choice] = answers[asked.request_id, choice]
-        return self._alone[asked.request_id, choice]
 
-    def check(self, run: EngineRun, answers: Answers) -> None:
-        """All but strangers. A prompt's logprobs come once for all choices."""
-        for (name, choice), got in answers.items():
-            if not name.startswith("stranger"):
-                want = self.answer(run.asked[name], choice)
-                assert_same(got, dataclasses.replace(want, prompt_logprobs=[]) if choice else want, (name, choice))
-        run.assert_logits_of_transformers(LOGITS_LIMIT)
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Expected]:
+    """By architecture, each made once."""
+    @cache
+    def make(architecture: str) -> Expected:
+        folder = tmp_path_factory.mktemp(architecture)
+        reference = tiny_model(folder, MODELS[architecture], seed=5)
+        tokenizer = tiny_tokenizer(folder)
+        return Expected(architecture, LoadedModel(folder, reference, MAX_LEN), tokenizer)
+
+    return make
 
 
-@pytest.fixture(scope="module", params=ARCHITECTURES.keys())
-def expected(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Expected]:
-    folder = tmp_path_factory.mktemp(request.param)
-    reference = tiny_model(folder, ARCHITECTURES[request.param], seed=5)
-    yield Expected(LoadedModel(folder, reference, MAX_LEN), tiny_tokenizer(folder))
+@pytest.fixture(params=MODELS)
+def each(request: pytest.FixtureRequest, models: Callable[[str], Expected]) -> Expected:
+    return models(request.param)
+
+
+@pytest.fixture(params=[pytest.param(name, marks=[] if name == MAIN else pytest.mark.full) for name in MODELS])
+def expected(request: pytest.FixtureRequest, models: Callable[[str], Expected]) -> Expected:
+    return models(request.param)
 
 
 def strangers(seed: int, num: int = 4) -> list[EngineRequest]:
@@ -128,25 +130,22 @@ def strangers(seed: int, num: int = 4) -> list[EngineRequest]:
         for i in range(num)]
 
 
-@pytest.mark.parametrize("name", KINDS)
 def test_alone_every_token_is_the_one_that_a_plain_sampler_draws_from_the_logits_of_transformers(
-    expected: Expected, name: str
+    each: Expected
 ) -> None:
-    asked = next(one for one in expected.requests if one.request_id == name)
-    answer = expected.answer(asked, 0)
-    tokens = [*asked.prompt_token_ids, *answer.token_ids]
-    logits = expected.model.reference_logits(tokens)
-    ends = expected.model.config.eos_token_ids
-    state = expected.model.grammar_of(asked)
-    assert state is None or answer.finish_reason is FinishReason.STOP
-    for position, token in enumerate(answer.token_ids):
-        allowed = allowed_by(state, expected.model.config.vocab_size)
-        changed = reference_sampler.changed_logits(
-            logits[len(asked.prompt_token_ids) + position - 1].tolist(), asked.params, asked.prompt_token_ids,
-            answer.token_ids[:position], ends, allowed)
-        assert token == reference_sampler.draw(changed, asked.params, position), position
-        if state is not None:
-            state.accept([token])
+    model = each.model
+    for asked in each.requests if each.name == MAIN else each.requests[::3]:
+        answer, state = each.answer(asked), model.grammar_of(asked)
+        is_ended = state is not None or asked.request_id == "stopped"
+        assert answer.finish_reason is (FinishReason.STOP if is_ended else FinishReason.LENGTH)
+        logits = model.reference_logits([*asked.prompt_token_ids, *answer.token_ids])[len(asked.prompt_token_ids) - 1 :]
+        for position, token in enumerate(answer.token_ids):
+            changed = reference_sampler.changed_logits(
+                logits[position].tolist(), asked.params, asked.prompt_token_ids, answer.token_ids[:position],
+                model.config.eos_token_ids, allowed_by(state, model.config.vocab_size))
+            assert token == reference_sampler.draw(changed, asked.params, position), (asked.request_id, position)
+            if state is not None:
+                state.accept([token])
 
 
 def allowed_by(state: GrammarState | None, vocab_size: int) -> set[int] | None:
@@ -158,21 +157,22 @@ def allowed_by(state: GrammarState | None, vocab_size: int) -> set[int] | None:
 
 
 def test_a_forced_run_has_the_tokens_of_drawing_one_by_one_in_fewer_steps(expected: Expected) -> None:
-    runs = {name: expected.answer(one, 0) for one in expected.requests if (name := one.request_id) in KINDS}
+    runs = {name: expected.answer(one) for one in expected.requests if (name := one.request_id) in KINDS}
     forced, drawn = runs["schema"], runs["schema, token by token"]
     assert forced.token_ids == drawn.token_ids
-    assert forced.timing and drawn.timing
+    assert forced.timing is not None
+    assert drawn.timing is not None
     assert forced.timing.num_steps < drawn.timing.num_steps == len(drawn.token_ids)
     written = json.loads(expected.tokenizer.decode(forced.token_ids))
     assert list(written) == ["name", "count", "tags"]
 
 
-@pytest.mark.parametrize("overlap", [True, False])
-def test_batched_with_strangers(expected: Expected, overlap: bool) -> None:
-    run = expected.engine(**ROOMY, enable_overlap=overlap)
-    answers = run.run(*strangers(1), *expected.requests)
-    expected.check(run, answers)
-    assert run.runner.most_rows >= len(expected.requests)
+@pytest.mark.parametrize("overlap", [True, pytest.param(False, marks=pytest.mark.full)])
+def test_batched_with_strangers(each: Expected, overlap: bool) -> None:
+    run = each.engine(**ROOMY, enable_overlap=overlap)
+    answers = run.run(*strangers(1), *each.requests)
+    each.check(run, answers)
+    assert run.runner.most_rows >= len(each.requests)
     assert (run.runner.num_unknown > 0) == overlap
     assert run.stats.num_preemptions == 0
 
@@ -222,7 +222,8 @@ def test_prefix_cached_of_itself_and_of_strangers(expected: Expected) -> None:
     run = expected.engine(**ROOMY)
     run.run(*(dataclasses.replace(
         one, request_id=f"stranger {one.request_id}", params=params(max_tokens=9),
-        prompt_token_ids=[*one.prompt_token_ids[: len(one.prompt_token_ids) // 2], 5, 6, 7]) for one in expected.requests))
+        prompt_token_ids=[*one.prompt_token_ids[: len(one.prompt_token_ids) // 2], 5, 6, 7])
+        for one in expected.requests))
     expected.check(run, run.run(*expected.requests))
     first = {name: answer.num_cached_tokens for (name, _), answer in run.answers.items() if name in KINDS}
     again = expected.engine(**ROOMY)
@@ -247,19 +248,19 @@ def test_an_answer_that_is_the_next_prompt_is_cached_with_its_generated_blocks(e
     assert run.answers["next turn", 0].num_cached_tokens > len(turn.prompt_token_ids) + 12
 
 
-@pytest.mark.parametrize("sizes", [ROOMY, TIGHT], ids=["roomy", "tight"])
+@pytest.mark.parametrize("sizes", [ROOMY, TIGHT | {"num_blocks": 44}], ids=["roomy", "tight"])
 def test_each_of_several_choices_is_the_request_with_that_choice_alone(
     expected: Expected, sizes: dict[str, int]
 ) -> None:
     run = expected.engine(**sizes, swap_blocks=50)
     for one in expected.requests:
-        if one.params.temperature:
+        if one.request_id in MANY:
             several = dataclasses.replace(one, params=dataclasses.replace(one.params, n=3))
             run.expect(several)
             run.core.add(several, expected.model.grammar_of(several))
     expected.check(run, run.run(*strangers(3)))
-    assert run.runner.num_copies > 5
-    assert (run.stats.num_preemptions > 0) == (sizes is TIGHT)
+    assert run.runner.num_copies > 2
+    assert (run.stats.num_preemptions > 0) == (sizes is not ROOMY)
     assert len({tuple(run.answers["seeded", choice].token_ids) for choice in range(3)}) == 3
 
 
@@ -278,7 +279,7 @@ def test_resumed_on_a_new_engine_at_a_random_token(expected: Expected, seed: int
     for name, (choice, num_drawn) in places.items():
         one = run.asked[name]
         assert_same(run.answers[name, choice], expected.answer(one, choice).after(num_drawn), (name, num_drawn))
-    run.assert_logits_of_transformers(LOGITS_LIMIT)
+    run.assert_logits_of_transformers()
 
 
 def test_prefilled_by_another_engine(expected: Expected) -> None:
@@ -303,22 +304,22 @@ def test_prefilled_by_another_engine(expected: Expected) -> None:
             if name in KINDS and name != "scored"} == {1}
 
 
-@pytest.mark.parametrize("seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(3, 40))])
-def test_anything_at_once(expected: Expected, seed: int) -> None:
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(2, 30))])
+def test_anything_at_once(each: Expected, seed: int) -> None:
     """Random sizes, arrivals, copies and ends of strangers, with or without overlap, cache and lower tier."""
     rng = random.Random(seed)
     block_size = rng.choice((1, 2, 4, 8, 16))
-    run = expected.engine(
+    run = each.engine(
         block_size=block_size, num_blocks=rng.randrange(104, 400) // block_size,
         max_num_batched_tokens=rng.randrange(10, 80), max_num_seqs=rng.randrange(2, 9),
         enable_overlap=rng.random() < 0.7, enable_prefix_caching=rng.random() < 0.7, headroom_fraction=rng.random() / 5,
         swap_blocks=rng.choice((0, 20, 100)))
     asked = []
-    for one in [*strangers(seed, 8), *expected.requests]:
-        n = rng.randrange(1, 4) if one.params.temperature and rng.random() < 0.5 else 1
+    for one in [*strangers(seed, 8), *each.requests]:
+        n = rng.randrange(1, 4) if one.request_id in MANY else 1
         asked.append(dataclasses.replace(
             one, params=dataclasses.replace(one.params, n=n), priority=rng.randrange(3),
             cache_salt=rng.choice(("", "a"))))
     rng.shuffle(asked)
-    expected.check(run, run.run(
+    each.check(run, run.run(
         *asked, gap=rng.randrange(3), at={rng.randrange(60): f"stranger {i}" for i in range(4)}))

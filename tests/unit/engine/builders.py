@@ -45,7 +45,7 @@ def oracle(
     for _ in range(num_outputs):
         if state is not None and state.is_finished:
             break
-        tokens.append(hashed_token(tokens, VOCAB_SIZE, EOS, choice, state and state.allowed()))
+        tokens.append(hashed_token(tokens, VOCAB_SIZE, EOS, choice, state.allowed() if state else None))
         if state is not None:
             state.accept(tokens[-1:])
     return tokens[len(prompt_token_ids):]

@@ -1,6 +1,7 @@
 import pytest
 
-from engine.block_pool import BlockCounts, BlockPool, BlockRemoved, BlocksCleared, BlockStored, LedgerError
+from common.kv_event import BlockRemoved, BlocksCleared, BlockStored
+from engine.block_pool import BlockCounts, BlockPool, LedgerError
 
 A, B, C, ROOT = (bytes([i]) * 16 for i in range(4))
 

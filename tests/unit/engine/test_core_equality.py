@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -238,6 +239,12 @@ class EngineMachine(RuleBasedStateMachine):
             assert (len(request.block_ids) - 1) * BLOCK_SIZE <= request.num_tokens + 1
 
     @invariant()
+    def public_blocks_hold_their_tokens_already(self) -> None:
+        for request in self.engine.core._roster.live():
+            num_public = request.num_public_blocks * BLOCK_SIZE
+            assert self.engine.read(request.block_ids, num_public) == request.token_ids[:num_public].tolist()
+
+    @invariant()
     def awaiting_requests_keep_their_blocks(self) -> None:
         for request_id, transfer in self.transfers.items():
             assert self.engine.core.block_ids(request_id) == transfer.reservation.block_ids
@@ -314,8 +321,13 @@ class EngineMachine(RuleBasedStateMachine):
         core.close(Overloaded("the test is over"))
 
 
-EngineMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
-TestEngineEquality = EngineMachine.TestCase
+class TestEngineEquality(EngineMachine.TestCase):  # type: ignore[misc, valid-type]
+    settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.full
+class TestEngineEqualityAtLength(EngineMachine.TestCase):  # type: ignore[misc, valid-type]
+    settings = settings(max_examples=2000, stateful_step_count=50, deadline=None)
 
 
 def test_a_hundred_requests_in_a_pool_for_ten_all_get_their_own_tokens() -> None:

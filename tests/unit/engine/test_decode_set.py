@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from typing import Any
+
 from engine.decode_set import DecodeSet
 from engine.request import Request
 from engine.step import UNKNOWN_TOKEN
 from tests.unit.engine.builders import EOS, ask, prompt, scheme
 
 
-def member(decoding: DecodeSet, name: str, num_tokens: int, last_length: int = 99, **fields: object) -> Request:
+def member(decoding: DecodeSet, name: str, num_tokens: int, last_length: int = 99, **fields: Any) -> Request:
     """A sequence whose newest token is known and not planned."""
     request = Request(ask(name, prompt(num_tokens, first=ord(name)), **fields), scheme(4))
     request.set_computed(num_tokens - 1)

@@ -230,3 +230,53 @@ def test_a_plan_is_not_changed_by_later_steps() -> None:
                 row.output_position, row.params)
             seen.append((row, kept))
     assert all(row == kept for row, kept in seen)
+
+
+def test_who_shares_a_prefix_that_is_being_computed_waits_for_it_and_hits() -> None:
+    engine = Engine(max_num_batched_tokens=64)
+    shared = prompt(160)
+    for index in range(8):
+        engine.add(ask(f"r{index}", [*shared, *prompt(10, first=index + 5)], max_tokens=2))
+    engine.add(ask("other", prompt(20, first=4), max_tokens=2))
+    last = engine.run()
+    assert [last[f"r{index}"].num_cached_tokens for index in range(8)] == [0] + [160] * 7
+    computed = sum(plan.num_tokens for plan in engine.runner.plans) - 9  # a decode row each
+    assert computed == 170 + 7 * 10 + 20
+    assert next(iter(engine.last)) == "other"  # whom nobody holds back
+
+
+def test_admission_leaves_room_for_what_runs_to_grow() -> None:
+    for headroom_fraction, is_admitted in ((0.0, True), (0.3, False)):
+        engine = Engine(num_blocks=10, headroom_fraction=headroom_fraction)
+        engine.add(ask("runs", prompt(60), max_tokens=10))
+        engine.step()
+        engine.add(ask("b", prompt(60, first=4), max_tokens=4))
+        engine.step()
+        assert ("b" in [name for name, _, _ in rows(engine)]) is is_admitted
+        engine.run()
+        assert engine.tokens["b"] == oracle(prompt(60, first=4), 4)
+        alone = Engine(num_blocks=10, headroom_fraction=headroom_fraction)
+        assert alone.run(ask("all", prompt(159), max_tokens=1))
+
+
+def test_no_more_run_than_leave_prompts_their_share_of_the_budget() -> None:
+    engine = Engine(max_num_seqs=16, max_num_batched_tokens=16, min_prefill_fraction=0.25)
+    for index in range(16):
+        engine.add(ask(f"r{index}", prompt(4, first=index), max_tokens=60))
+    for _ in range(30):
+        engine.step()
+    assert engine.core.stats().num_running == 12
+    engine.core.abort("r3")
+    engine.add(ask("urgent", prompt(40, first=20), max_tokens=1, priority=-1))
+    for _ in range(20):
+        engine.step()
+    assert "urgent" in engine.last
+
+
+def test_a_better_class_is_admitted_and_computed_first() -> None:
+    engine = Engine(max_num_seqs=1)
+    engine.add(ask("runs", prompt(4), max_tokens=3))
+    engine.step()
+    for name, priority in (("low", 5), ("plain", 0), ("high", -5), ("plain2", 0)):
+        engine.add(ask(name, prompt(9, first=ord(name[0])), max_tokens=2, priority=priority))
+    assert list(engine.run()) == ["runs", "high", "plain", "plain2", "low"]

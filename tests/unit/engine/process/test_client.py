@@ -18,6 +18,7 @@ import pytest
 from common.errors import InvalidRequest, ModelLoadError, Unavailable, WorkerLost
 from common.kv_event import BlockStored, KvEvent
 from common.sampling_params import SamplingParams
+from engine.engine_port import Fetch
 from engine.mock_runner import hashed_token
 from engine.outputs import FinishReason, RequestOutput
 from engine.process.client import EngineProcess
@@ -34,6 +35,7 @@ class Heard:
     def __init__(self) -> None:
         self.outputs: list[RequestOutput] = []
         self.events: list[KvEvent] = []
+        self.fetches: list[Fetch] = []
         self.failures: list[str] = []
 
     def on_outputs(self, outputs: Sequence[RequestOutput]) -> None:
@@ -41,6 +43,9 @@ class Heard:
 
     def on_kv_events(self, events: Sequence[KvEvent]) -> None:
         self.events.extend(events)
+
+    def on_fetches(self, fetches: Sequence[Fetch]) -> None:
+        self.fetches.extend(fetches)
 
     def on_failed(self, why: str) -> None:
         self.failures.append(why)
