@@ -101,6 +101,15 @@ class ServiceConfig(BaseSettings):
             raise ConfigError(_explain(cls, error, origin)) from None
 
 
+    @classmethod
+    def of(cls, **values: Any) -> Self:
+        """From arguments of a Python call. Raises `ConfigError` as `load` does."""
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            raise ConfigError(_explain(cls, error, dict.fromkeys(values, "argument"))) from None
+
+
 def load_or_exit(cls: type[ServiceConfig], argv: Sequence[str]) -> Any:
     """`cls.load`, but a `ConfigError` becomes one line on stderr and exit code 2."""
     try:

@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 
 from common.errors import InternalError
-
 from kernels.scatter_words import scatter_words
 
 _MAX_CHANGES = 1 << 18  # of one launch

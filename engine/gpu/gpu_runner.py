@@ -1,54 +1,80 @@
 """Executes step plans on one GPU.
 
-Life: loaded → warmed up (decode steps captured as CUDA graphs) → executing, at most two plans launched at once. A
-launch only enqueues: plain decode steps are one graph, steps with chunks run kernel by kernel, and the drawn tokens
-come down asynchronously. Rows whose draw needs more than a temperature are sampled on the host, which waits.
+Life: loaded → warmed up (steps captured as CUDA graphs, kernels compiled) → executing, at most two plans launched at
+once. A launch only enqueues: decode steps and short extends are one graph, larger steps run kernel by kernel, and the
+drawn tokens come down asynchronously. Rows whose draw needs more than a temperature are drawn on the host: such a step
+is launched up to its logits, and finished before the next one is launched, or when it is collected. Until then its
+grammars' masks are worked out. Only rows with prompt scores make a launch wait.
+
+Buffers in pinned memory go round: a step is collected before the second one after it is launched, so two of each would
+do.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
+from common.errors import InternalError
 from common.generation import TokenLogprobs
-from common.sampling_params import SamplingParams
-from engine.gpu.decode_graph import DecodeGraph
+from engine.gpu.decode_columns import DecodeColumns
+from engine.gpu.decode_graph import least_holding
 from engine.gpu.device_state import DeviceState
-from engine.gpu.eager_step import EagerStep
-from engine.sampling.batch_sampler import BatchSampler
+from engine.gpu.extend_graph import least_fitting
+from engine.gpu.flat_inputs import FlatLayout, FlatPlan, sampled_rows
+from engine.gpu.flat_step import drawing_logits, forward
+from engine.gpu.host_draw import HostDraw, is_plain
+from engine.gpu.step_graphs import Say, StepGraphs
 from engine.sampling.noise import seed_key
-from engine.step import UNKNOWN_TOKEN, StepPlan, StepResult
+from engine.step import StepPlan, StepResult
 
-_SLOTS = 4  # of pinned memory: two steps may be in flight
+_SLOTS = 4  # of pinned memory
+Prompts = Mapping[int, Sequence[TokenLogprobs]]
 
 
 @dataclass(slots=True)
 class _Launched:
     plan: StepPlan
     sampled: Sequence[int]  # indices of the plan's rows, in the order of the drawn tokens
-    tokens: torch.Tensor  # pinned [len(sampled)] int64, there once `done`
-    done: torch.cuda.Event
-    logprobs: dict[int, TokenLogprobs]
+    tokens: torch.Tensor | None = None  # pinned [len(sampled)] int64, there once `done`
+    done: torch.cuda.Event | None = None
+    undrawn: tuple[torch.Tensor, torch.Tensor] | None = None  # logits and device rows of a draw on the host
+    drawn: list[int] = field(default_factory=list)  # on the host
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    prompt_logprobs: Prompts = field(default_factory=dict)
 
 
 class GpuRunner:
-    """A `Runner` over a `DeviceState`, whose rows bound the sequences that are known at once."""
+    """A `Runner` over a `DeviceState`, for plans of at most `max_num_batched_tokens` in `max_num_seqs` rows.
 
-    def __init__(self, state: DeviceState, eos_token_ids: frozenset[int]) -> None:
+    A row of the device is taken when a sequence joins and free again with `forget`; one that never draws (it has not
+    joined) has a row for the length of a launch.
+    """
+
+    def __init__(
+        self, state: DeviceState, eos_token_ids: frozenset[int], max_num_seqs: int, max_num_batched_tokens: int
+    ) -> None:
         self._state, self._eos = state, eos_token_ids
-        self._cache = state.decoder.cache
+        self._cache, self._device = state.decoder.cache, state.decoder.cache.device
+        sizes = state.decoder.sizes
+        self._group = sizes.num_heads // sizes.num_kv_heads
         self._row_of: dict[str, int] = {}
-        self._next: dict[str, tuple[int, int]] = {}  # sequence → (position, token) that its row goes on from
-        self._sampler = BatchSampler(eos_token_ids)
-        self._graphs: dict[int, DecodeGraph] = {}
-        max_rows = state.rows.max_rows
-        self._results = [torch.zeros(max_rows, dtype=torch.int64).pin_memory() for _ in range(_SLOTS)]
-        self._staged = [torch.zeros(max_rows, dtype=torch.int32).pin_memory() for _ in range(_SLOTS)]
-        self._turn = 0
+        self._passing: list[int] = []  # rows of sequences that have not joined, of the plan in hand
+        self._columns = DecodeColumns(is_plain)
+        self._host = HostDraw(state.decoder, eos_token_ids)
+        self.graphs = StepGraphs(max_num_seqs, max_num_batched_tokens)
+        self.num_graph_steps = self.num_eager_steps = 0
         self._launched: deque[_Launched] = deque()
+        max_rows = state.rows.max_rows
+        num_words = FlatLayout.padded(max_num_batched_tokens, max_rows, self._group).num_words
+        self._words = torch.zeros(num_words, dtype=torch.int32, device=self._device)
+        self._staged_words = [torch.zeros(num_words, dtype=torch.int32).pin_memory() for _ in range(_SLOTS)]
+        self._staged_rows = [torch.zeros(max_rows, dtype=torch.int32).pin_memory() for _ in range(_SLOTS)]
+        self._results = [torch.zeros(max_rows, dtype=torch.int64).pin_memory() for _ in range(_SLOTS)]
+        self._turn = 0
 
     @property
     def vocab_size(self) -> int:
@@ -59,6 +85,10 @@ class GpuRunner:
         return self._eos
 
     @property
+    def num_blocks(self) -> int:
+        return len(self._cache)
+
+    @property
     def block_bytes(self) -> int:
         return self._cache[0].numel() * self._cache.element_size()
 
@@ -66,110 +96,159 @@ class GpuRunner:
         """Device memory has no view on the host."""
         raise BufferError(f"block {block_id} is in device memory, which cannot be read in place")
 
-    @torch.inference_mode()
-    def warm_up(self, sizes: Sequence[int]) -> None:
-        """Capture a graph for each number of decode rows; a step takes the least that holds its rows."""
-        pool = None
-        for size in sorted(sizes, reverse=True):  # the largest first: the others fit into its memory
-            self._graphs[size] = DecodeGraph(self._state, size, pool)
-            pool = self._graphs[size].pool
-        torch.cuda.synchronize(self._cache.device)
+    def capture(self, say: Say, limit: int | None = None) -> None:
+        """Capture the graphs (the largest `limit` of them); without them all steps run kernel by kernel."""
+        self.graphs.capture(self._state, self._words, say, limit)
 
-    @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
-        for copy in plan.copies:
-            self._cache[copy.target].copy_(self._cache[copy.source], non_blocking=True)
-        self._join(plan)
-        self._stage_decode(plan)
-        is_plain = self._is_plain(plan)
-        if is_plain and not plan.chunks and len(plan.decode) <= max(self._graphs, default=0):
-            self._launch_graph(plan)
-        else:
-            step = EagerStep(self._state, plan, self._row_of)
-            self._state.rows.flush()
-            drawn, logprobs = step.run(None if is_plain else self._sampler)
-            self._finish(plan, step.sampled, drawn, logprobs)
+        try:
+            self._launch(plan)
+        except RuntimeError as error:
+            raise self._failed(error) from error
 
     def collect(self) -> StepResult:
-        launched = self._launched.popleft()
-        plan = launched.plan
-        launched.done.synchronize()
-        tokens: list[int | None] = [None] * plan.num_rows
-        drawn = launched.tokens.tolist()
-        for index, token in zip(launched.sampled, drawn, strict=True):
-            tokens[index] = token
-        self._note_next(plan, tokens)
-        return StepResult(plan.step_id, tokens, launched.logprobs)
+        try:
+            return self._collect()
+        except RuntimeError as error:
+            raise self._failed(error) from error
 
     def forget(self, request_id: str) -> None:
         """Whatever uses the row later comes later in the stream, so it is free at once."""
         row = self._row_of.pop(request_id, None)
         if row is not None:
             self._state.rows.free(row)
-            self._sampler.forget(request_id)
-            self._next.pop(request_id, None)
+            self._host.forget(request_id)
+            self._columns.invalidate()
+
+    @torch.inference_mode()
+    def _launch(self, plan: StepPlan) -> None:
+        torch.cuda.set_device(self._device)
+        self._finish_draw()
+        for copy in plan.copies:
+            self._cache[copy.target].copy_(self._cache[copy.source], non_blocking=True)
+        self._join(plan)
+        rows = self._state.rows
+        plain = self._columns.take(plan.decode, self._row_of, rows) and plan.masks is None
+        chunk_rows = [self._chunk_row(row.request_id) for row in plan.chunks]
+        for row, at in zip(plan.chunks, chunk_rows, strict=True):
+            rows.set_table(at, row.block_ids)
+            if row.samples:  # `advance` then makes it one more of each
+                rows.place(at, row.start + len(row.token_ids) - 1, row.output_position)
+                plain = plain and is_plain(row.params) and row.params.min_tokens <= row.output_position
+            plain = plain and not row.scores_prompt
+        rows.flush()
+        self._turn += 1
+        if plan.chunks:
+            self._launch_flat(plan, chunk_rows, plain)
+        else:
+            self._launch_decode(plan, plain)
+        while self._passing:
+            rows.free(self._passing.pop())
+
+    def _launch_decode(self, plan: StepPlan, plain: bool) -> None:
+        num, rows = len(plan.decode), self._columns.rows
+        graph = least_holding(self.graphs.decode if plain else self.graphs.bare, num)
+        if graph is None:
+            self._launch_flat(plan, [], plain)
+            return
+        self.num_graph_steps += 1
+        graph.load(rows, self._staged_rows[self._turn % _SLOTS])
+        graph.replay()
+        if plain:
+            self._bring_down(plan, range(num), graph.drawn)
+        else:
+            self._launched.append(_Launched(plan, range(num), undrawn=(graph.logits[:num], graph.rows[:num])))
+
+    def _launch_flat(self, plan: StepPlan, chunk_rows: Sequence[int], plain: bool) -> None:
+        flat = FlatPlan(self._columns.rows, plan.chunks, chunk_rows, self._state.block_size, self._group)
+        tiles, num_decode = flat.tiles(), len(plan.decode)
+        sampled = sampled_rows(num_decode, plan.chunks)
+        graph = least_fitting(self.graphs.extend, flat.num_tokens, flat.num_rows, num_decode) if plain else None
+        layout = graph.layout if graph else FlatLayout(flat.num_tokens, flat.num_rows, len(tiles))
+        staged = self._staged_words[self._turn % _SLOTS]
+        flat.fill(layout.split(staged.numpy()), tiles)
+        size = layout.num_words
+        self._words[:size].copy_(staged[:size], non_blocking=True)
+        if graph is not None:
+            self.num_graph_steps += 1
+            graph.replay()
+            self._bring_down(plan, sampled, graph.drawn)
+            return
+        self.num_eager_steps += 1
+        parts = layout.split(self._words)
+        x, residual = forward(self._state, parts, num_decode)
+        scores: Prompts = {}
+        if any(row.scores_prompt for row in plan.chunks):
+            scores = self._host.score_prompts(plan, x, residual)
+        if not sampled:
+            self._bring_down(plan, sampled, self._words, scores)
+            return
+        logits = drawing_logits(self._state, parts, x, residual, len(sampled))
+        drawing = parts.drawing[: len(sampled)]
+        if not plain:
+            self._launched.append(_Launched(plan, sampled, undrawn=(logits, drawing.clone()), prompt_logprobs=scores))
+            return
+        drawn = torch.empty(len(sampled), dtype=torch.int64, device=self._device)
+        self._state.draw(logits, drawing, drawn)
+        self._state.advance(drawing, drawn)
+        self._bring_down(plan, sampled, drawn)
+
+    def _bring_down(
+        self, plan: StepPlan, sampled: Sequence[int], drawn: torch.Tensor, scores: Prompts | None = None
+    ) -> None:
+        """The first of `drawn` are those of `sampled`."""
+        tokens = self._results[self._turn % _SLOTS][: len(sampled)]
+        tokens.copy_(drawn[: len(sampled)], non_blocking=True)
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        done.record()
+        self._launched.append(_Launched(plan, sampled, tokens, done, prompt_logprobs=scores or {}))
+
+    @torch.inference_mode()
+    def _collect(self) -> StepResult:
+        launched = self._launched[0]
+        if launched.undrawn is not None:
+            self._finish_draw()
+        self._launched.popleft()
+        drawn = launched.drawn
+        if launched.tokens is not None and launched.done is not None:
+            launched.done.synchronize()
+            drawn = launched.tokens.tolist()
+        plan = launched.plan
+        tokens: list[int | None] = list(drawn)
+        if plan.chunks:
+            tokens = [None] * plan.num_rows
+            for index, token in zip(launched.sampled, drawn, strict=True):
+                tokens[index] = token
+        return StepResult(plan.step_id, tokens, launched.logprobs, launched.prompt_logprobs)
+
+    def _finish_draw(self) -> None:
+        """Draw on the host for the newest step, if that is still to be done."""
+        launched = self._launched[-1] if self._launched else None
+        if launched is None or launched.undrawn is None:
+            return
+        (logits, drawing), launched.undrawn = launched.undrawn, None
+        launched.drawn, launched.logprobs = self._host.draw(launched.plan, launched.sampled, logits)
+        staged = self._results[self._turn % _SLOTS][: len(launched.drawn)]
+        staged.copy_(torch.tensor(launched.drawn))
+        self._state.advance(drawing, staged.to(self._device, non_blocking=True))
 
     def _join(self, plan: StepPlan) -> None:
         for join in plan.joins:
-            if not _is_plain_for(join.params, 0):
-                self._sampler.join(join)
+            self.forget(join.request_id)
+            self._host.join(join)
             temperature = 0.0 if join.params.is_greedy else join.params.temperature
             self._row_of[join.request_id] = self._state.rows.take(
                 seed_key(join.params.seed, join.choice), temperature)
-        for row in plan.chunks:  # one that never samples does not join
-            if row.request_id not in self._row_of:
-                self._row_of[row.request_id] = self._state.rows.take(0, 0.0)
+            self._columns.invalidate()
 
-    def _stage_decode(self, plan: StepPlan) -> None:
-        decode, rows = plan.decode, self._state.rows
-        for request_id, token, start, block_ids, position in zip(
-                decode.request_ids, decode.token_ids, decode.starts, decode.block_ids, decode.output_positions,
-                strict=True):
-            row = self._row_of[request_id]
-            rows.set_table(row, block_ids)
-            if token != UNKNOWN_TOKEN and self._next.get(request_id) != (start, token):
-                rows.place(row, token, start, position)
+    def _chunk_row(self, request_id: str) -> int:
+        row = self._row_of.get(request_id)
+        if row is None:
+            row = self._state.rows.take(0, 0.0)
+            self._passing.append(row)
+        return row
 
-    def _note_next(self, plan: StepPlan, tokens: Sequence[int | None]) -> None:
-        decode, follows = plan.decode, self._next
-        for request_id, start, token in zip(decode.request_ids, decode.starts, tokens, strict=False):
-            if request_id in self._row_of and token is not None:
-                follows[request_id] = (start + 1, token)
-        for row, token in zip(plan.chunks, tokens[len(decode):], strict=True):
-            if row.request_id in self._row_of and token is not None:
-                follows[row.request_id] = (row.start + len(row.token_ids), token)
-
-    def _is_plain(self, plan: StepPlan) -> bool:
-        decode = plan.decode
-        return plan.masks is None and all(
-            _is_plain_for(params, position)
-            for params, position in zip(decode.params, decode.output_positions, strict=True)) and all(
-            _is_plain_for(row.params, row.output_position) for row in plan.chunks if row.samples)
-
-    def _launch_graph(self, plan: StepPlan) -> None:
-        self._state.rows.flush()
-        num = len(plan.decode)
-        graph = self._graphs[min(size for size in self._graphs if size >= num)]
-        staged = self._staged[self._turn % _SLOTS]
-        staged[:num] = torch.tensor([self._row_of[name] for name in plan.decode.request_ids], dtype=torch.int32)
-        staged[num : graph.size] = -1
-        graph.rows.copy_(staged[: graph.size], non_blocking=True)
-        graph.replay()
-        self._finish(plan, range(num), graph.drawn[:num], {})
-
-    def _finish(
-        self, plan: StepPlan, sampled: Sequence[int], drawn: torch.Tensor, logprobs: dict[int, TokenLogprobs]
-    ) -> None:
-        tokens = self._results[self._turn % _SLOTS][: len(sampled)]
-        self._turn += 1
-        tokens.copy_(drawn, non_blocking=True)
-        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        done.record()
-        self._launched.append(_Launched(plan, sampled, tokens, done, logprobs))
-
-
-def _is_plain_for(params: SamplingParams, output_position: int) -> bool:
-    """Whether the draw needs the temperature alone."""
-    is_cut = not params.is_greedy and (params.top_k or params.top_p < 1.0 or params.min_p)
-    return not (is_cut or params.needs_history or params.logit_bias or params.allowed_token_ids is not None
-                or params.grammar or params.logprobs is not None or params.min_tokens > output_position)
+    def _failed(self, error: RuntimeError) -> InternalError:
+        """CUDA tells of a fault with the next call of any kind, and there is nothing to be done on that device."""
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        return InternalError(f"{self._device} ({torch.cuda.get_device_name(self._device)}) failed: {lines[0]}")

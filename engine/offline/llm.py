@@ -36,7 +36,7 @@ class LLM:
 
     def __init__(self, model: str, **options: Any) -> None:
         """Raises `ModelLoadError` or `ConfigError` with one clear line."""
-        config = WorkerConfig(model_path=model, **options)
+        config = WorkerConfig.of(model_path=model, **options)
         name = config.model_name or model
         engine = ModelEngine.load(config, name, secrets.token_bytes(32))
         self._core, self._compile = engine.core, engine.compile_grammar

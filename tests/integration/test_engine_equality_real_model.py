@@ -19,17 +19,18 @@ from common.sampling_params import SamplingParams
 from engine.request import EngineRequest
 from tests.engine_runs import AloneAnswers, EngineRun, LoadedModel, assert_same
 
-NUM_TOKENS = 10
+NUM_TOKENS = 7
+NUM_DRAWN = (1, 5, 3)  # of each request, before the restart
 TEXTS = {
     "greedy": "The capital of France is", "seeded": "Once upon a time 🌊 there was a",
-    "schema": "<|im_start|>user\nA city as JSON.<|im_end|>\n<|im_start|>assistant\n"}
+    "schema": "A city, as JSON:\n"}
 SCHEMA = Grammar(GrammarKind.JSON_SCHEMA, json.dumps({
-    "type": "object", "properties": {"city_name": {"enum": ["Paris", "Pisa"]}, "population": {"type": "integer"}},
-    "required": ["city_name", "population"], "additionalProperties": False}))
+    "type": "object", "properties": {"city_name": {"enum": ["Paris", "Pisa"]}}, "required": ["city_name"],
+    "additionalProperties": False}))
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0, "repetition_penalty": 1.1, "logprobs": 2},
     "seeded": {"temperature": 0.9, "top_p": 0.95, "top_k": 50, "seed": 7, "n": 2, "logprobs": 2},
-    "schema": {"temperature": 0.0, "grammar": SCHEMA, "max_tokens": 24}}
+    "schema": {"temperature": 0.0, "grammar": SCHEMA, "max_tokens": 16}}
 
 
 @pytest.fixture(scope="module")
@@ -57,27 +58,28 @@ def test_greedy_tokens_are_those_of_transformers_alone(
 def test_batched_chunked_swapped_and_in_several_choices(
     expected: AloneAnswers, requests: list[EngineRequest]
 ) -> None:
-    run = EngineRun(expected.model, num_blocks=18, max_num_batched_tokens=9, max_num_seqs=4, swap_blocks=40)
+    run = EngineRun(expected.model, num_blocks=9, max_num_batched_tokens=5, max_num_seqs=4, swap_blocks=40,
+                    max_awaiting_fraction=1.0)
     expected.check(run, run.run(*requests))
     assert run.stats.num_preemptions > 0
     assert run.stats.num_swapped_in_blocks > 0
     assert run.runner.num_copies > 0
     assert run.runner.num_unknown > 0
-    assert max(run.runner.chunk_sizes) < len(requests[2].prompt_token_ids)
+    assert max(run.runner.chunk_sizes) < len(requests[1].prompt_token_ids)
 
 
 def test_cached_and_resumed_after_a_restart(expected: AloneAnswers, requests: list[EngineRequest]) -> None:
     run = EngineRun(expected.model, num_blocks=64, max_num_batched_tokens=64, max_num_seqs=8)
-    run.run(dataclasses.replace(requests[2], request_id="stranger", params=SamplingParams(max_tokens=1)))
+    run.run(dataclasses.replace(requests[1], request_id="stranger", params=SamplingParams(max_tokens=1)))
     choices = {"greedy": 0, "seeded": 1, "schema": 0}
-    for asked, num_drawn in zip(requests, (1, 6, 9), strict=True):
+    for asked, num_drawn in zip(requests, NUM_DRAWN, strict=True):
         choice = choices[asked.request_id]
         run.add(dataclasses.replace(
             asked, choice=choice, output_token_ids=expected.answer(asked, choice).token_ids[:num_drawn],
             params=dataclasses.replace(asked.params, n=1)))
     run.run()
-    for asked, num_drawn in zip(requests, (1, 6, 9), strict=True):
+    for asked, num_drawn in zip(requests, NUM_DRAWN, strict=True):
         key = asked.request_id, choices[asked.request_id]
         assert_same(run.answers[key], expected.answer(asked, key[1]).after(num_drawn), key)
     run.assert_logits_of_transformers()
-    assert run.answers["schema", 0].num_cached_tokens > 0
+    assert run.answers["seeded", 1].num_cached_tokens > 0

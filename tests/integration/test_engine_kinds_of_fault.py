@@ -24,6 +24,7 @@ from tests.model_factories import ARCHITECTURES, tiny_model
 from tests.tiny_tokenizer import tiny_tokenizer
 
 WAIT_S = 60.0
+FULL = pytest.mark.full
 VOCAB_SIZE = 256
 EXTRA = {"max_tokens": 16, "temperature": 0.8, "ignore_eos": True}
 WORDS = Grammar(
@@ -44,7 +45,7 @@ def ask(name: str, num_prompt_tokens: int = 20, fields: dict[str, Any] | None = 
     return EngineRequest(name, tokens, SamplingParams(**EXTRA | sampling), **fields or {})
 
 
-@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("overlap", [True, pytest.param(False, marks=FULL)])
 def test_a_seeded_request_is_the_same_five_times_whoever_runs_beside_it(alone: AloneAnswers, overlap: bool) -> None:
     """B11"""
     asked, rng = ask("A", seed=42), random.Random(5)
@@ -80,7 +81,7 @@ def test_a_tiny_temperature_draws_the_greedy_tokens(alone: AloneAnswers) -> None
     assert run.answers["A", 0].token_ids != greedy.token_ids
 
 
-@pytest.mark.parametrize("num", [0, 1, 5, 19, 20])
+@pytest.mark.parametrize("num", [0, *(pytest.param(num, marks=FULL) for num in (1, 5, 19)), 20])
 @pytest.mark.parametrize("sampling", [
     {"temperature": 0.0}, {"seed": 3, "allowed_token_ids": tuple(range(50, 60)), "frequency_penalty": 1.0}],
     ids=["greedy", "constrained"])
@@ -108,7 +109,7 @@ def test_logprobs_are_the_models_own_as_many_as_asked_for(
     assert (plain.token_ids, plain.logprobs, plain.prompt_logprobs) == (answer.token_ids, [], [])
 
 
-@pytest.mark.parametrize("n", [1, pytest.param(64, marks=pytest.mark.full), 10])
+@pytest.mark.parametrize("n", [1, pytest.param(64, marks=FULL), 6])
 def test_a_prompt_that_can_never_fit_is_refused_and_one_whose_choices_cannot_all_fit_takes_turns(
     alone: AloneAnswers, n: int
 ) -> None:
@@ -139,7 +140,8 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("swap_blocks", [0, 20], ids=["computed again", "swapped"])
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("name", [
+    name if name in ("penalties", "logprobs", "schema") else pytest.param(name, marks=FULL) for name in CHANGES])
 def test_two_requests_in_a_pool_for_one_and_a_half_answer_as_in_a_large_one(
     alone: AloneAnswers, name: str, swap_blocks: int
 ) -> None:
