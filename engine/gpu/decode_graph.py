@@ -1,7 +1,7 @@
-"""One decode step of a fixed number of rows, captured: gather, all layers, logits, and mostly draw and advance.
+"""One decode step of a fixed number of rows, captured: gather, all layers, logits, draw, advance.
 
-States: captured → replayed any number of times. All it reads from outside is `rows`; all it gives is `drawn`, and the
-device's rows one token further. One that does not draw gives `logits`, until another graph of its pool runs.
+States: captured → replayed any number of times. All it reads from outside is `rows`; what it gives is `drawn`, the
+device's rows one token further and, until another graph of its pool runs, the `logits`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from kernels.decode_rows import gather
 class DecodeGraph:
     """`rows` [size] int32 are rows of `DeviceRows`, -1 for padding; `drawn` [size] int64."""
 
-    def __init__(self, state: DeviceState, size: int, pool: Any, *, draws: bool = True) -> None:
+    def __init__(self, state: DeviceState, size: int, pool: Any) -> None:
         """Compiles what is not compiled yet. `pool`: the memory of another graph, which never runs at the same time."""
-        self.size, self._draws = size, draws
+        self.size = size
         device = state.decoder.cache.device
         self.rows = torch.full((size,), -1, dtype=torch.int32, device=device)
         self.drawn = torch.zeros(size, dtype=torch.int64, device=device)
-        self.logits = torch.empty(0)  # [size, vocab], of those that do not draw
+        self.logits = torch.empty(0)  # [size, vocab]
         self._loaded: NDArray[np.int32] | None = None  # what `rows` says
         self._step(state)  # compiles, and lets the libraries take their workspaces
         torch.cuda.synchronize(device)
@@ -67,23 +67,15 @@ class DecodeGraph:
             return out
 
         x, residual = state.decoder.forward(tokens, attend)
-        logits = state.decoder.logits(x, residual)
-        if not self._draws:
-            self.logits = logits
-            return
-        state.draw(logits, self.rows, self.drawn)
+        self.logits = state.decoder.logits(x, residual)
+        state.draw(self.logits, self.rows, self.drawn)
         state.advance(self.rows, self.drawn)
 
 
 def decode_sizes(max_num_seqs: int) -> list[int]:
-    """Of the graphs that draw: a step takes the least that holds its rows, and the largest holds all."""
+    """Of the graphs: a step takes the least that holds its rows, and the largest holds all."""
     every = [1, 2, 4, *range(8, 257, 8), *range(272, 513, 16), *range(576, 1025, 64), *range(1280, 4097, 256)]
     return [size for size in every if size < max_num_seqs] + [max_num_seqs]
-
-
-def bare_sizes(max_num_seqs: int) -> list[int]:
-    """Of the graphs that end at the logits."""
-    return [size for size in (1, 8, 32, 64, 128, 256, 512, 1024, 2048) if size < max_num_seqs] + [max_num_seqs]
 
 
 def least_holding(graphs: Sequence[DecodeGraph], num_rows: int) -> DecodeGraph | None:

@@ -46,7 +46,7 @@ class DeviceRows:
         sequences run at once are never all taken.
         """
         if not self._free:
-            raise InternalError(f"all {self.max_rows} rows of the device are taken: an ended sequence was not forgotten")
+            raise InternalError(f"all {self.max_rows} rows of the device are taken: ended sequences are not forgotten")
         row = self._free.pop()
         self._tables[row] = ()
         self._put(2 * row, key & 0xFFFFFFFF)

@@ -17,17 +17,22 @@ from engine.gpu.flat_step import drawing_logits, forward
 
 _TOKENS = (64, 128, 256, 512, 1024, 2048)  # above, launches hide behind the work
 _PROMPTS = 16  # rows of the graphs in which nothing decodes
+_DECODING = (64, 1 << 16)  # and of those in which rows decode: a few, or all there are
 
 
 class ExtendGraph:
-    """Reads `layout` of `words`; `drawn` [layout.num_rows] int64. `num_decode` rows may decode."""
+    """Reads `layout` of `words`; gives `drawn` [layout.num_rows] int64 and `logits` as a decode graph does.
+
+    `num_decode` rows may decode.
+    """
 
     def __init__(
         self, state: DeviceState, layout: FlatLayout, num_decode: int, words: torch.Tensor, pool: Any
     ) -> None:
         """Compiles what is not compiled yet. `words` say padding now. `pool`: as for `DecodeGraph`."""
         self.layout, self.num_decode = layout, num_decode
-        self._parts = layout.split(words)
+        self.parts = layout.split(words)
+        self.logits = torch.empty(0)  # [layout.num_rows, vocab]
         self.drawn = torch.zeros(layout.num_rows, dtype=torch.int64, device=words.device)
         self._step(state)
         torch.cuda.synchronize(words.device)
@@ -40,19 +45,18 @@ class ExtendGraph:
         self._graph.replay()
 
     def _step(self, state: DeviceState) -> None:
-        x, residual = forward(state, self._parts, self.num_decode)
-        logits = drawing_logits(state, self._parts, x, residual, self.layout.num_rows)
-        state.draw(logits, self._parts.drawing, self.drawn)
-        state.advance(self._parts.drawing, self.drawn)
+        x, residual = forward(state, self.parts, self.num_decode)
+        self.logits = drawing_logits(state, self.parts, x, residual, self.layout.num_rows)
+        state.draw(self.logits, self.parts.drawing, self.drawn)
+        state.advance(self.parts.drawing, self.drawn)
 
 
 def extend_shapes(max_num_seqs: int, max_num_batched_tokens: int) -> list[tuple[int, int, int]]:
     """(tokens, rows, rows that may decode) of the graphs that are worth their memory, the smallest first."""
     shapes = []
     for tokens in (size for size in _TOKENS if size <= max_num_batched_tokens):
-        shapes.append((tokens, min(_PROMPTS, tokens), 0))
-        for rows in sorted({min(rows, tokens) for rows in (64, max_num_seqs) if rows <= max(64, max_num_seqs)}):
-            shapes.append((tokens, rows, rows))
+        shapes.append((tokens, min(_PROMPTS, max_num_seqs), 0))
+        shapes += ((tokens, rows, rows) for rows in sorted({min(rows, tokens, max_num_seqs) for rows in _DECODING}))
     return shapes
 
 

@@ -2,9 +2,9 @@
 
 Life: loaded → warmed up (steps captured as CUDA graphs, kernels compiled) → executing, at most two plans launched at
 once. A launch only enqueues: decode steps and short extends are one graph, larger steps run kernel by kernel, and the
-drawn tokens come down asynchronously. Rows whose draw needs more than a temperature are drawn on the host: such a step
-is launched up to its logits, and finished before the next one is launched, or when it is collected. Until then its
-grammars' masks are worked out. Only rows with prompt scores make a launch wait.
+drawn tokens come down asynchronously. Every launch draws by temperature alone. Where a row's draw needs more, the host
+draws again from the logits before the next step is launched, or when this one is collected; until then its grammars'
+masks are worked out. Only rows with prompt scores make a launch wait.
 
 Buffers in pinned memory go round: a step is collected before the second one after it is launched, so two of each would
 do.
@@ -24,7 +24,7 @@ from engine.gpu.decode_columns import DecodeColumns
 from engine.gpu.decode_graph import least_holding
 from engine.gpu.device_state import DeviceState
 from engine.gpu.extend_graph import least_fitting
-from engine.gpu.flat_inputs import FlatLayout, FlatPlan, sampled_rows
+from engine.gpu.flat_inputs import FlatLayout, FlatParts, FlatPlan, sampled_rows
 from engine.gpu.flat_step import drawing_logits, forward
 from engine.gpu.host_draw import HostDraw, is_plain
 from engine.gpu.step_graphs import Say, StepGraphs
@@ -41,7 +41,7 @@ class _Launched:
     sampled: Sequence[int]  # indices of the plan's rows, in the order of the drawn tokens
     tokens: torch.Tensor | None = None  # pinned [len(sampled)] int64, there once `done`
     done: torch.cuda.Event | None = None
-    undrawn: tuple[torch.Tensor, torch.Tensor] | None = None  # logits and device rows of a draw on the host
+    undrawn: tuple[torch.Tensor, torch.Tensor] | None = None  # logits and device rows of what is drawn again
     drawn: list[int] = field(default_factory=list)  # on the host
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     prompt_logprobs: Prompts = field(default_factory=dict)
@@ -147,7 +147,7 @@ class GpuRunner:
 
     def _launch_decode(self, plan: StepPlan, plain: bool) -> None:
         num, rows = len(plan.decode), self._columns.rows
-        graph = least_holding(self.graphs.decode if plain else self.graphs.bare, num)
+        graph = least_holding(self.graphs.decode, num)
         if graph is None:
             self._launch_flat(plan, [], plain)
             return
@@ -157,41 +157,56 @@ class GpuRunner:
         if plain:
             self._bring_down(plan, range(num), graph.drawn)
         else:
-            self._launched.append(_Launched(plan, range(num), undrawn=(graph.logits[:num], graph.rows[:num])))
+            self._draw_later(plan, range(num), graph.logits, graph.rows)
 
     def _launch_flat(self, plan: StepPlan, chunk_rows: Sequence[int], plain: bool) -> None:
         flat = FlatPlan(self._columns.rows, plan.chunks, chunk_rows, self._state.block_size, self._group)
         tiles, num_decode = flat.tiles(), len(plan.decode)
         sampled = sampled_rows(num_decode, plan.chunks)
-        graph = least_fitting(self.graphs.extend, flat.num_tokens, flat.num_rows, num_decode) if plain else None
+        is_scored = any(row.scores_prompt for row in plan.chunks)
+        graph = None if is_scored else least_fitting(
+            self.graphs.extend, flat.num_tokens, flat.num_rows, num_decode)
         layout = graph.layout if graph else FlatLayout(flat.num_tokens, flat.num_rows, len(tiles))
         staged = self._staged_words[self._turn % _SLOTS]
         flat.fill(layout.split(staged.numpy()), tiles)
         size = layout.num_words
         self._words[:size].copy_(staged[:size], non_blocking=True)
+        scores: Prompts = {}
         if graph is not None:
             self.num_graph_steps += 1
             graph.replay()
-            self._bring_down(plan, sampled, graph.drawn)
-            return
-        self.num_eager_steps += 1
-        parts = layout.split(self._words)
-        x, residual = forward(self._state, parts, num_decode)
-        scores: Prompts = {}
-        if any(row.scores_prompt for row in plan.chunks):
-            scores = self._host.score_prompts(plan, x, residual)
-        if not sampled:
-            self._bring_down(plan, sampled, self._words, scores)
-            return
-        logits = drawing_logits(self._state, parts, x, residual, len(sampled))
-        drawing = parts.drawing[: len(sampled)]
-        if not plain:
-            self._launched.append(_Launched(plan, sampled, undrawn=(logits, drawing.clone()), prompt_logprobs=scores))
-            return
-        drawn = torch.empty(len(sampled), dtype=torch.int64, device=self._device)
+            logits, drawing, drawn = graph.logits, graph.parts.drawing, graph.drawn
+        else:
+            self.num_eager_steps += 1
+            parts = layout.split(self._words)
+            x, residual = forward(self._state, parts, num_decode)
+            scores = self._host.score_prompts(plan, x, residual) if is_scored else scores
+            logits, drawing, drawn = self._draw(parts, x, residual, len(sampled))
+        if plain or not sampled:
+            self._bring_down(plan, sampled, drawn, scores)
+        else:
+            self._draw_later(plan, sampled, logits, drawing, scores)
+
+    def _draw(
+        self, parts: FlatParts, x: torch.Tensor, residual: torch.Tensor, num_rows: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """By temperature alone: logits, the device's rows, ids."""
+        drawing, drawn = parts.drawing[:num_rows], torch.empty(num_rows, dtype=torch.int64, device=self._device)
+        if not num_rows:
+            return x[:0], drawing, drawn
+        logits = drawing_logits(self._state, parts, x, residual, num_rows)
         self._state.draw(logits, drawing, drawn)
         self._state.advance(drawing, drawn)
-        self._bring_down(plan, sampled, drawn)
+        return logits, drawing, drawn
+
+    def _draw_later(
+        self, plan: StepPlan, sampled: Sequence[int], logits: torch.Tensor, drawing: torch.Tensor,
+        scores: Prompts | None = None,
+    ) -> None:
+        """`logits` and `drawing` are read before the next launch changes them."""
+        num = len(sampled)
+        self._launched.append(_Launched(
+            plan, sampled, undrawn=(logits[:num], drawing[:num]), prompt_logprobs=scores or {}))
 
     def _bring_down(
         self, plan: StepPlan, sampled: Sequence[int], drawn: torch.Tensor, scores: Prompts | None = None
@@ -222,7 +237,7 @@ class GpuRunner:
         return StepResult(plan.step_id, tokens, launched.logprobs, launched.prompt_logprobs)
 
     def _finish_draw(self) -> None:
-        """Draw on the host for the newest step, if that is still to be done."""
+        """Draw again, on the host, for the newest step, if that is still to be done."""
         launched = self._launched[-1] if self._launched else None
         if launched is None or launched.undrawn is None:
             return
@@ -230,7 +245,7 @@ class GpuRunner:
         launched.drawn, launched.logprobs = self._host.draw(launched.plan, launched.sampled, logits)
         staged = self._results[self._turn % _SLOTS][: len(launched.drawn)]
         staged.copy_(torch.tensor(launched.drawn))
-        self._state.advance(drawing, staged.to(self._device, non_blocking=True))
+        self._state.rows.last_tokens.index_copy_(0, drawing.long(), staged.to(self._device, non_blocking=True).int())
 
     def _join(self, plan: StepPlan) -> None:
         for join in plan.joins:
