@@ -39,6 +39,11 @@ class EngineMetrics(Collector):
             ("shoal_prompt_tokens", "prompt tokens of admitted requests", stats.num_prompt_tokens),
             ("shoal_generated_tokens", "tokens drawn", stats.num_generated_tokens),
             ("shoal_preemptions", "requests put back into the queue", stats.num_preemptions),
+            ("shoal_recomputed_tokens", "tokens computed again after a preemption", stats.num_recomputed_tokens),
+            ("shoal_kv_swapped_out_blocks", "KV blocks of preempted requests that a lower tier kept",
+             stats.num_swapped_out_blocks),
+            ("shoal_kv_swapped_in_blocks", "those of them that came back", stats.num_swapped_in_blocks),
+            ("shoal_wasted_rows", "rows computed for requests that had ended", stats.num_wasted_rows),
             ("shoal_prefix_query_tokens", "prompt tokens looked up in the prefix cache", stats.prefix_queries),
             ("shoal_prefix_hit_tokens", "prompt tokens found in the prefix cache", stats.prefix_hits),
         ):

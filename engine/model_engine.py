@@ -103,7 +103,9 @@ def _engine_config(config: WorkerConfig, shape: ModelConfig, fingerprint: Finger
     return EngineConfig(
         block_size=config.block_size, num_blocks=num_blocks, max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens,
-        max_num_waiting=config.max_num_waiting, enable_prefix_caching=config.enable_prefix_caching)
+        max_num_waiting=config.max_num_waiting, enable_prefix_caching=config.enable_prefix_caching,
+        enable_overlap=config.enable_overlap, headroom_fraction=config.headroom_fraction,
+        min_prefill_fraction=config.min_prefill_fraction)
 
 
 def _runner(

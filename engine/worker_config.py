@@ -29,6 +29,11 @@ class WorkerConfig(ServiceConfig):
     max_num_batched_tokens: int = Field(512, ge=1, le=1 << 20, description="token budget of a step")
     max_num_waiting: int = Field(256, ge=1, le=1 << 20, description="requests that may wait; one more is refused")
     enable_prefix_caching: bool = Field(True, description="reuse the KV of shared prefixes")
+    enable_overlap: bool = Field(True, description="plan and launch a step while the one before runs")
+    headroom_fraction: float = Field(
+        0.01, ge=0, lt=1, description="of the KV blocks, that no admission takes while anything runs")
+    min_prefill_fraction: float = Field(
+        0.1, ge=0, lt=1, description="of the token budget, kept for prompts however many answers run")
     metrics_compat: str = Field(
         "vllm", pattern="^(vllm|none)$", description="vllm: metrics also under the names that vLLM's dashboards know")
     load_interval_s: float = Field(0.5, gt=0, le=60, description="how often the load is published")

@@ -40,17 +40,17 @@ def _advance_kernel(
     rows_ptr,  # [num_seqs] int32
     drawn_ptr,  # [num_seqs] int64
     last_tokens_ptr, num_computed_ptr, output_positions_ptr,  # [num_rows] int32
-    num_seqs, SEQS: tl.constexpr,
+    num_seqs, by, SEQS: tl.constexpr,
 ):
     i = tl.program_id(0) * SEQS + tl.arange(0, SEQS)
     row = tl.load(rows_ptr + i, mask=i < num_seqs, other=-1)
     live = (i < num_seqs) & (row >= 0)
     drawn = tl.load(drawn_ptr + i, mask=live, other=0)
-    tl.store(last_tokens_ptr + row, drawn.to(tl.int32), mask=live)
+    tl.store(last_tokens_ptr + row, tl.maximum(drawn, 0).to(tl.int32), mask=live)
     computed = tl.load(num_computed_ptr + row, mask=live, other=0)
-    tl.store(num_computed_ptr + row, computed + 1, mask=live)
+    tl.store(num_computed_ptr + row, computed + by, mask=live)
     position = tl.load(output_positions_ptr + row, mask=live, other=0)
-    tl.store(output_positions_ptr + row, position + 1, mask=live)
+    tl.store(output_positions_ptr + row, position + by, mask=live)
 
 
 def gather(
@@ -67,9 +67,9 @@ def gather(
 
 def advance(
     rows: torch.Tensor, drawn: torch.Tensor, last_tokens: torch.Tensor, num_computed: torch.Tensor,
-    output_positions: torch.Tensor,
+    output_positions: torch.Tensor, by: int = 1,
 ) -> None:
-    """One token of each row is computed and `drawn` [num_seqs] came of it."""
+    """One token of each row is computed and `drawn` [num_seqs] came of it. `by` 0: only another one was drawn."""
     num_seqs = len(rows)
     _advance_kernel[(triton.cdiv(num_seqs, 128),)](
-        rows, drawn, last_tokens, num_computed, output_positions, num_seqs, SEQS=128, num_warps=4)
+        rows, drawn, last_tokens, num_computed, output_positions, num_seqs, by, SEQS=128, num_warps=4)

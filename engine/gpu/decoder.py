@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
 
 import torch
 
 from common.errors import ModelLoadError
-from engine.models.decoder_weights import DecoderWeights, LayerWeights
+from engine.models.decoder_weights import DecoderWeights
 from engine.models.parts import Decoder, Layer
 from engine.models.rotary import rotary_tables
 from kernels.add_rms_norm import add_rms_norm
@@ -71,27 +70,6 @@ class GpuDecoder:
         normed = torch.empty_like(x)
         add_rms_norm(x, residual, self.weights.norm, self.decoder.norm.eps, normed, first=False)
         return normed @ self.weights.head
-
-
-def on_device(weights: DecoderWeights, device: torch.device) -> DecoderWeights:
-    """The same weights there, each matrix in the order that a GPU reads fastest: along its inputs."""
-    head = _moved(weights.head, device)
-    is_tied = weights.embedding.data_ptr() == weights.head.data_ptr()
-    layers = tuple(_layer_moved(held, device) for held in weights.layers)
-    return DecoderWeights(
-        head.t() if is_tied else weights.embedding.to(device), layers, weights.norm.to(device), head)
-
-
-def _layer_moved(held: LayerWeights, device: torch.device) -> LayerWeights:
-    matrices = {"qkv", "attention_out", "gate_up", "down"}
-    moved = {field.name: _moved(value, device) if field.name in matrices else value.to(device)
-             for field in fields(held) if (value := getattr(held, field.name)) is not None}
-    return replace(held, **moved)
-
-
-def _moved(matrix: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """[in, out], stored as [out, in]."""
-    return matrix.to(device).t().contiguous().t()
 
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

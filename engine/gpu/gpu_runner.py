@@ -97,7 +97,7 @@ class GpuRunner:
         raise BufferError(f"block {block_id} is in device memory, which cannot be read in place")
 
     def capture(self, say: Say, limit: int | None = None) -> None:
-        """Capture the graphs (the largest `limit` of them); without them all steps run kernel by kernel."""
+        """Capture the graphs (the next `limit`, the largest first); without them all steps run kernel by kernel."""
         self.graphs.capture(self._state, self._words, say, limit)
 
     def launch(self, plan: StepPlan) -> None:

@@ -24,6 +24,7 @@ class StepGraphs:
     def __init__(self, max_num_seqs: int, max_num_batched_tokens: int) -> None:
         self._sizes = decode_sizes(max_num_seqs)
         self._shapes = extend_shapes(max_num_seqs, max_num_batched_tokens)
+        self._pool: Any = None
         self.decode: list[DecodeGraph] = []
         self.extend: list[ExtendGraph] = []
 
@@ -31,33 +32,35 @@ class StepGraphs:
     def num_wanted(self) -> int:
         return len(self._sizes) + len(self._shapes)
 
+    @property
+    def num_captured(self) -> int:
+        return len(self.extend) + len(self.decode)
+
     @torch.inference_mode()
     def capture(self, state: DeviceState, words: torch.Tensor, say: Say, limit: int | None = None) -> None:
-        """The first `limit` of them, the largest first: the others fit into its memory. `words` is the input."""
+        """The next `limit` of them, the largest first: the others fit into its memory. `words` is the input."""
         jobs = [*(partial(self._extend, state, words, shape) for shape in reversed(self._shapes)),
-                *(partial(self._decode, state, size) for size in reversed(self._sizes))][:limit]
-        pool, said_at = None, time.monotonic()
-        for index, job in enumerate(jobs):
-            pool = job(pool)
+                *(partial(self._decode, state, size) for size in reversed(self._sizes))][self.num_captured :][:limit]
+        said_at = time.monotonic()
+        for job in jobs:
+            job()
             if time.monotonic() - said_at >= _EVERY_S:
                 said_at = time.monotonic()
-                say("capturing_graphs", done=index + 1, total=len(jobs))
-        self.decode.reverse()
-        self.extend.reverse()
+                say("capturing_graphs", done=self.num_captured, total=self.num_wanted)
         torch.cuda.synchronize(words.device)
 
-    def _extend(self, state: DeviceState, words: torch.Tensor, shape: tuple[int, int, int], pool: Any) -> Any:
+    def _extend(self, state: DeviceState, words: torch.Tensor, shape: tuple[int, int, int]) -> None:
         tokens, rows, num_decode = shape
         layout = FlatLayout.padded(tokens, rows, state.decoder.sizes.num_heads // state.decoder.sizes.num_kv_heads)
         _pad(layout, words)
-        graph = ExtendGraph(state, layout, num_decode, words, pool)
-        self.extend.append(graph)
-        return graph.pool
+        graph = ExtendGraph(state, layout, num_decode, words, self._pool)
+        self._pool = graph.pool
+        self.extend.insert(0, graph)
 
-    def _decode(self, state: DeviceState, size: int, pool: Any) -> Any:
-        graph = DecodeGraph(state, size, pool)
-        self.decode.append(graph)
-        return graph.pool
+    def _decode(self, state: DeviceState, size: int) -> None:
+        graph = DecodeGraph(state, size, self._pool)
+        self._pool = graph.pool
+        self.decode.insert(0, graph)
 
 
 def _pad(layout: FlatLayout, words: torch.Tensor) -> None:
