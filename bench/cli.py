@@ -28,14 +28,57 @@ def engine(
     quick: Quick = False, json_file: JsonFile = None,
     model: Annotated[str, typer.Option(help="model name or folder")] = "smollm2",
     threads: Annotated[int, typer.Option(min=1, help="torch threads")] = 1,
+    shape: Annotated[str, typer.Option(help="on a GPU, with random weights: qwen3-8b or qwen3-0.6b")] = "",
+    workload: Annotated[str, typer.Option(
+        help="with --shape: decode, prefill, mixed, shared_prefix, poisson, interference or all")] = "all",
+    check: Annotated[bool, typer.Option("--check", help="on a GPU: the model's tokens against the CPU's")] = False,
+    device: Annotated[str, typer.Option(help="with --shape or --check: cuda or cuda:N")] = "cuda",
 ) -> None:
-    """The engine without any RPC: rates, scheduling, prefix cache, structured output, beside limits and peers."""
+    """The engine without any RPC: rates, scheduling, prefix cache, structured output, beside limits and peers.
+
+    With --shape: the engine on a GPU beside vLLM, by the same requests. With --check: whether a GPU computes the same.
+    """
     from bench.engine_area.measure import measure
     from bench.figures import report
+
+    if shape:
+        _gpu_engine(shape, workload, device, json_file)
+        return
+    if check:
+        _gpu_check(model, device, threads, json_file)
+        return
     from stack.model_fetch import default_cache_dir, resolve_model
 
     figures = measure(resolve_model(model, default_cache_dir()), quick=quick, num_threads=threads)
     if not report("shoal bench engine", figures, json_file):
+        raise typer.Exit(1)
+
+
+def _gpu_engine(shape: str, workload: str, device: str, json_file: Path | None) -> None:
+    from bench.figures import report
+    from bench.gpu_engine.measure import measure
+    from common import logs
+    from stack.__main__ import one_line_errors
+
+    with one_line_errors():
+        logs.setup("bench", "", "info", "console")
+        figures = measure(shape, workload, device, logs.get(__name__).info)
+    if not report(f"shoal bench engine --shape {shape}", figures, json_file):
+        raise typer.Exit(1)
+
+
+def _gpu_check(model: str, device: str, num_threads: int, json_file: Path | None) -> None:
+    from bench.figures import report
+    from bench.gpu_engine.gpu_equality import measure
+    from common import logs
+    from stack.__main__ import one_line_errors
+    from stack.model_fetch import default_cache_dir, resolve_model
+
+    with one_line_errors():
+        logs.setup("bench", "", "info", "console")
+        path = resolve_model(model, default_cache_dir())
+        figures = measure(path, device, num_threads, logs.get(__name__).info)
+    if not report(f"shoal bench engine --check, {path.name}", figures, json_file):
         raise typer.Exit(1)
 
 

@@ -8,11 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from stack.environment import collect
-
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -34,6 +29,9 @@ class Figure:
 
 def report(title: str, figures: Sequence[Figure], json_file: Path | None) -> bool:
     """Print the table and write the JSON; whether every demand is met."""
+    from rich.console import Console  # figures are made where nobody looks, too
+    from rich.table import Table
+
     table = Table(title=title)
     for column in ("figure", "value", "unit", "peer", "peer value", "ratio", "must", ""):
         table.add_column(column, justify="left" if column in ("figure", "unit", "peer", "") else "right")
@@ -50,6 +48,8 @@ def report(title: str, figures: Sequence[Figure], json_file: Path | None) -> boo
 
 def write(figures: Sequence[Figure], json_file: Path) -> None:
     """The figures and where they were measured, as JSON."""
+    from stack.environment import collect
+
     content: dict[str, Any] = {"env": collect(), "figures": [{**asdict(f), "ok": f.ok} for f in figures]}
     json_file.write_text(json.dumps(content, indent=1) + "\n")
 

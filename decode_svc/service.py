@@ -64,6 +64,7 @@ class DecodeService:
         self._store = KvStoreClient(self._directory, self._shm_dir, channels=self._channels)
         self._worker: DecodeWorker | None = None
         self._kv: WorkerKv | None = None
+        self._moves_kv = True
         self._receiver: Receiver | None = None
         self._landings: Landings | None = None
         self._metrics: list[Collector] = []
@@ -77,8 +78,11 @@ class DecodeService:
         facts = engine.facts
         await self._directory.start()
         await asyncio.to_thread(remove_stale, self._shm_dir)  # landing files of a life that was killed
+        moves_kv = self._moves_kv = facts.has_host_blocks
+        if not moves_kv:
+            log.info("kv_stays_on_device", device=config.device, why="no hand-off to or from a GPU, and no store")
         kv = self._kv = WorkerKv(
-            engine, self._store, facts.fingerprint, writes=config.store_policy == "all")
+            engine, self._store, facts.fingerprint, writes=moves_kv and config.store_policy == "all")
         decode_pb2_grpc.add_DecodeServicer_to_server(
             DecodeServicer(worker, config.heartbeat_s), self._host.server)
         worker_pb2_grpc.add_WorkerServicer_to_server(
@@ -90,9 +94,9 @@ class DecodeService:
         receiver = self._receiver = Receiver(
             engine, PrefillClient(self._channels), landings.open, facts.fingerprint,
             stall_s=config.handoff_stall_s)
-        loader = kv.loader if config.enable_prefix_caching else None
+        loader = kv.loader if moves_kv and config.enable_prefix_caching else None
         admission = KvAdmission(engine, loader, receiver, self._find_route, worker.meter, worker.spans,
-                                block_size=config.block_size, timeout_s=config.handoff_timeout_s)
+                                block_size=facts.fingerprint.block_size, timeout_s=config.handoff_timeout_s)
         worker.start(engine, admission)
         kv.start()
         if loader is not None and kv.write_back is not None:
@@ -100,14 +104,15 @@ class DecodeService:
         self._publisher.start()
         vllm_names = config.metrics_compat == "vllm"
         self._register_metrics(
-            EngineMetrics(lambda: worker.stats, self._model, config.block_size,
+            EngineMetrics(lambda: worker.stats, self._model, facts.fingerprint.block_size,
                           stages=lambda: {"admitting": worker.num_admitting}, vllm_names=vllm_names),
             RequestMetrics(worker.meter.counts, self._model, vllm_names=vllm_names), GpuMetrics(),
             TransferMetrics(receiver.counts, kv.loader.counts, kv.write_back.counts if kv.write_back else None,
                             admission.counts))
+        transports = (SHM, GRPC) if config.transport == "auto" else (config.transport,)
         await self._host.register(
             models=[self._model], role=config.role, fingerprint=facts.fingerprint, capacity=facts.capacity,
-            host_id=self._host_id, transports=(SHM, GRPC) if config.transport == "auto" else (config.transport,))
+            host_id=self._host_id, transports=transports if moves_kv else ())
         self._reporting = asyncio.create_task(self._report_load())
 
     async def drain(self) -> None:
@@ -145,7 +150,7 @@ class DecodeService:
     def _find_route(self, placement: Placement) -> Route | None:
         """The prefill worker of a placement, if that life of it is still listed."""
         record = self._directory.get("prefill", placement.prefill_worker_id) if placement.prefill_worker_id else None
-        if record is None or record.state != "ready" or (
+        if not self._moves_kv or record is None or record.state != "ready" or (
                 placement.prefill_incarnation not in ("", record.incarnation)):
             return None
         shared = record.host_id == self._host_id and self._config.transport != GRPC

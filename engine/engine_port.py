@@ -16,11 +16,15 @@ from engine.request import EngineRequest
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """`fingerprint` says what its KV blocks are, `capacity` what it can take."""
+    """`fingerprint` says what its KV blocks are, `capacity` what it can take.
+
+    `has_host_blocks`: `block_view` works; the KV of a GPU is not in memory that a host can read in place.
+    """
 
     fingerprint: Fingerprint
     capacity: dict[str, int]
     block_bytes: int
+    has_host_blocks: bool = True
 
 
 @dataclass(frozen=True, slots=True)

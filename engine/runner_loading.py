@@ -1,4 +1,4 @@
-"""From a model folder to a runner that holds its weights and its KV cache."""
+"""From a model folder to a runner on the CPU that holds its weights and its KV cache."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ def load_runner(
     model_dir: Path,
     config: EngineConfig,
     dtype: str = "auto",
-    device: str = "cpu",
     num_threads: int = 1,
     kv_cache_bytes: int | None = None,
     progress: Progress | None = None,
@@ -37,8 +36,6 @@ def load_runner(
     """
     if dtype not in _DTYPES:
         raise ConfigError(f"dtype must be one of {', '.join(_DTYPES)} on the CPU, got {dtype!r}", param="dtype")
-    if device != "cpu":
-        raise ConfigError(f"device must be 'cpu' for this runner, got {device!r}", param="device")
     if num_threads < 1:
         raise ConfigError(f"num_threads must be at least 1, got {num_threads}", param="num_threads")
     model_config = ModelConfig.from_folder(model_dir)

@@ -227,10 +227,10 @@ def _settle_kernel(
 
 def adjust_logits(
     logits: torch.Tensor, rows: torch.Tensor, output_positions: torch.Tensor, temperatures: torch.Tensor,
-    changes: RowChanges, masks: torch.Tensor, mask_rows: torch.Tensor | None, maxes: torch.Tensor, *, behind: int,
-    has_lists: bool, can_cut: bool, slice_size: int = SLICE,
-) -> torch.Tensor:
-    """As `reference`, in new memory; `logits` stay. `maxes` [2, at least num_rows, num_slices] float32.
+    changes: RowChanges, masks: torch.Tensor, mask_rows: torch.Tensor | None, maxes: torch.Tensor,
+    out: torch.Tensor, *, behind: int, has_lists: bool, can_cut: bool, slice_size: int = SLICE,
+) -> None:
+    """As `reference`, into `out` [num_rows, vocab] float32; `logits` stay. `maxes` [2, at least num_rows, num_slices] float32.
 
     `maxes[1]` gets each row's largest of each slice, before min_p. `behind` is taken from `output_positions`.
     `has_lists`: a row may have listed ids. `can_cut`: a row may have a mask, allowed ids, end ids that count or a
@@ -240,7 +240,7 @@ def adjust_logits(
     num_slices = -(-vocab // slice_size)
     assert logits.stride(1) == 1 and maxes.shape[0] == 2 and maxes.shape[2] == num_slices and maxes.is_contiguous()
     assert changes.listed.is_contiguous() and changes.allowed.is_contiguous() and changes.histories.is_contiguous()
-    out = torch.empty(num_rows, vocab, dtype=torch.float32, device=logits.device)
+    assert out.shape == logits.shape and out.is_contiguous() and out.dtype == torch.float32
     before, after = (maxes[0] if can_cut else maxes[1]), maxes[1]
     has_masks = mask_rows is not None
     mask_args = masks, rows if mask_rows is None else mask_rows, changes.allowed
@@ -262,4 +262,3 @@ def adjust_logits(
             logits, rows, *mask_args, out, temperatures, changes.limits, before, after, vocab, logits.stride(0),
             mask_words, num_slices, HAS_MASKS=has_masks, SLICE=slice_size,
             SLICES=max(16, triton.next_power_of_2(num_slices)), num_warps=4)
-    return out

@@ -45,7 +45,8 @@ def _kernel(
     tiles_ptr,  # [num_tiles, 4] int32: row of `tables`, first flat token, first position, tokens
     out_ptr,  # [num_tokens, num_kv_heads * GROUP, HEAD_DIM]
     q_stride, table_stride, num_kv_heads, first_strip, strips_per_block, scale_log2,
-    GROUP: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr, HEAD_DIM: tl.constexpr, WIDE: tl.constexpr,
+    GROUP: tl.constexpr, SPAN: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr, HEAD_DIM: tl.constexpr,
+    WIDE: tl.constexpr,
 ):
     PRECISION: tl.constexpr = "ieee" if WIDE else "tf32"
     kv_head, tile = tl.program_id(0), tl.program_id(1)
@@ -54,15 +55,15 @@ def _kernel(
     start = tl.load(tiles_ptr + tile * 4 + 2)
     num_tokens = tl.load(tiles_ptr + tile * 4 + 3)
 
-    r, d, n = tl.arange(0, TOKENS * GROUP), tl.arange(0, HEAD_DIM), tl.arange(0, BLOCK)
-    token, head = r // GROUP, kv_head * GROUP + r % GROUP
-    inside = token < num_tokens
+    r, d, n = tl.arange(0, TOKENS * SPAN), tl.arange(0, HEAD_DIM), tl.arange(0, BLOCK)
+    token, head = r // SPAN, kv_head * GROUP + r % SPAN
+    inside = (token < num_tokens) & (r % SPAN < GROUP)
     q_at = (flat + token).to(tl.int64) * q_stride + head * HEAD_DIM
     q = tl.load(q_ptr + q_at[:, None] + d[None, :], mask=inside[:, None], other=0.0)
     position = start + token
-    m_i = tl.full([TOKENS * GROUP], -1.0e30, tl.float32)
-    l_i = tl.zeros([TOKENS * GROUP], tl.float32)
-    acc = tl.zeros([TOKENS * GROUP, HEAD_DIM], tl.float32)
+    m_i = tl.full([TOKENS * SPAN], -1.0e30, tl.float32)
+    l_i = tl.zeros([TOKENS * SPAN], tl.float32)
+    acc = tl.zeros([TOKENS * SPAN, HEAD_DIM], tl.float32)
     num_whole = (start + 1) // BLOCK  # blocks that every token of the tile sees whole
     num_blocks = (start + num_tokens + BLOCK - 1) // BLOCK
     for index in range(0, num_whole):
@@ -93,7 +94,12 @@ def _kernel(
 
 def tile_tokens(group: int) -> int:
     """Tokens of a tile, where `group` query heads share a KV head."""
-    return max(1, TILE_ROWS // group)  # a power of two
+    return max(1, TILE_ROWS // _span(group))
+
+
+def _span(group: int) -> int:
+    """Rows of a tile for each token: a power of two, the rest of it unused."""
+    return 1 << (group - 1).bit_length()
 
 
 def make_tiles(rows: list[int], firsts: list[int], starts: list[int], q_lens: list[int], group: int) -> torch.Tensor:
@@ -129,10 +135,10 @@ def extend_attention(
     _, num_heads, head_dim = out.shape
     _, num_layers, _, num_kv_heads, block_size, _ = cache.shape
     group = num_heads // num_kv_heads
-    assert group == triton.next_power_of_2(group), f"{group} query heads share a KV head, must be a power of two"
     assert q.stride(-1) == 1 and q.stride(1) == head_dim and out.is_contiguous() and block_size >= 16
     wide = cache.dtype == torch.float32
     _kernel[(num_kv_heads, len(tiles))](
         q, strips, tables, tiles, out, q.stride(0), tables.stride(0), num_kv_heads, layer * 2 * num_kv_heads,
-        num_layers * 2 * num_kv_heads, scale * 1.4426950408889634, GROUP=group, TOKENS=tile_tokens(group),
-        BLOCK=block_size, HEAD_DIM=head_dim, WIDE=wide, num_warps=8 if wide else 4, num_stages=1 if wide else 2)
+        num_layers * 2 * num_kv_heads, scale * 1.4426950408889634, GROUP=group, SPAN=_span(group),
+        TOKENS=tile_tokens(group), BLOCK=block_size, HEAD_DIM=head_dim, WIDE=wide, num_warps=8 if wide else 4,
+        num_stages=1 if wide else 2)

@@ -26,7 +26,7 @@ from common.clients.kvstore import KvStoreClient
 from common.clients.prefill import event_to_proto, order_from_proto
 from common.clients.worker import LOAD_SUBJECT, WorkerServicer
 from common.directory import Directory
-from common.errors import InvalidRequest
+from common.errors import ConfigError, InvalidRequest
 from common.gpu_metrics import GpuMetrics
 from common.hand_off import GRPC, SHM, Done, PrefillOrder, Pusher
 from common.kv_event import KvEvent
@@ -68,6 +68,11 @@ class PrefillService:
         key = await self._deps.registry.deployment_key()
         ears = _Ears(self._publisher, self._deps.fail)
         engine = await start_engine(config, self._model, key, ears)
+        if not engine.facts.has_host_blocks:
+            await engine.stop()
+            raise ConfigError(
+                f"device={config.device}: a prefill worker hands its KV off, which a GPU's cannot be yet; "
+                "run mixed workers on GPUs", param="device")
         await self._directory.start()
         store = KvStoreClient(self._directory, self._shm_dir, channels=self._channels)
         self._parts = parts = _Parts(self, engine, store)
@@ -165,12 +170,12 @@ class _Parts:
         self.engine, self.store = engine, store
         self.kv = WorkerKv(engine, store, fingerprint, writes=config.store_policy == "all")
         loader = self.kv.loader if config.enable_prefix_caching else None
-        self.sender = Sender(engine, loader, service.open_pusher, config.block_size)
+        self.sender = Sender(engine, loader, service.open_pusher, fingerprint.block_size)
         self.desk = PrefillDesk(
             self.sender, fingerprint, service._host.incarnation, max_transfers=config.max_transfers,
             grant_lease_s=config.grant_lease_s)
         self.collectors: tuple[Collector, ...] = (
-            EngineMetrics(lambda: engine.stats, service._model, config.block_size, stages=self._stages,
+            EngineMetrics(lambda: engine.stats, service._model, fingerprint.block_size, stages=self._stages,
                           vllm_names=config.metrics_compat == "vllm"),
             SendMetrics(self.sender.counts, self.kv.loader.counts,
                         self.kv.write_back.counts if self.kv.write_back else None),

@@ -67,6 +67,8 @@ def up(
     kv_cache_bytes: Annotated[int | None, typer.Option(help="Workers: memory for the KV cache.")] = None,
     block_size: Annotated[int | None, typer.Option(help="Workers: token slots of a KV block.")] = None,
     torch_threads: Annotated[int | None, typer.Option(help="Workers: threads of each.")] = None,
+    device: Annotated[str | None, typer.Option(help="Workers: cpu, cuda, cuda:N or auto.")] = None,
+    gpu_memory_utilization: Annotated[float | None, typer.Option(help="Workers: part of a GPU's memory.")] = None,
     log_format: Annotated[str, typer.Option(help="console or json.")] = "console",
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all logs, not only warnings.")] = False,
 ) -> None:
@@ -89,7 +91,8 @@ def up(
             raise ConfigError(f"--log-format must be console or json, got {log_format!r}", param="log_format")
         engine = {"dtype": dtype, "max_model_len": max_model_len, "max_num_seqs": max_num_seqs,
                   "max_num_batched_tokens": max_num_batched_tokens, "kv_cache_bytes": kv_cache_bytes,
-                  "block_size": block_size, "torch_threads": torch_threads, "store_policy": store_policy}
+                  "block_size": block_size, "torch_threads": torch_threads, "store_policy": store_policy,
+                  "device": device, "gpu_memory_utilization": gpu_memory_utilization}
         options = StackOptions(
             model_path=ensure_model(model).resolve(), state_dir=(state_dir or default_state_dir()).resolve(),
             prefill=prefill, decode=decode, mixed=default_mixed(prefill, decode) if mixed is None else mixed,

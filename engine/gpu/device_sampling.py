@@ -1,12 +1,11 @@
-"""Draws on the device whatever can be drawn there: per step, by temperature alone or by the full chain of kernels.
+"""Draws on the device that need more than a temperature: from the logits of a step that has drawn without.
 
-A sequence, from its `join` to `forget`: plain (its temperature is all) | special (the full chain, in steps that have
-one) | hosted (its parameters need the host; see `is_hosted`). The full chain follows `engine.sampling`, in its order:
-the same tokens up to float32's rounding, and a plain row's token is the same bits in either path.
+A sequence, from its `join` to `forget`: plain (its temperature is all) | special (the chain of kernels below) | hosted
+(its parameters need the host). The chain follows `engine.sampling`, in its order: the same tokens up to float32's
+rounding; a row that asks for nothing gets the bits that it gets without the chain.
 
-A captured decode step has drawn and advanced by temperature already when `draw` comes after it (`behind=1`): its
-logits are drawn from again, so that grammars' masks are waited for while the forward pass runs, and no second set of
-graphs is needed.
+Every step draws by temperature and advances its rows by itself; `draw` comes after it and replaces the tokens. So
+there is one graph of a step for all, and grammars' masks are waited for while its forward pass runs.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from engine.gpu.sampling_rows import SamplingRows
 from engine.step import Join, StepPlan
 from kernels.adjust_logits import adjust_logits
 from kernels.gumbel_argmax import gumbel_argmax
-from kernels.token_counts import record
+from kernels.token_counts import learn, record
 from kernels.top_logprobs import MAX_TOP, LogprobScratch, top_logprobs
 from kernels.truncate_logits import TruncateScratch, truncate_logits
 
@@ -51,25 +50,48 @@ class PendingLogprobs:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """What some row of a step needs; see the kernels' arguments of these names."""
+
+    has_masks: bool = False
+    has_lists: bool = False
+    can_cut: bool = False
+    by_count: bool = False
+    by_mass: bool = False
+    moves: bool = False  # logits that are not the model's, so of more than 16 bits
+
+    @staticmethod
+    def of(wishes: Sequence[SamplingParams], *, has_masks: bool) -> _Chain:
+        cut = [params for params in wishes if not params.is_greedy]
+        return _Chain(
+            has_masks, any(params.logit_bias or params.min_tokens for params in wishes),
+            has_masks or any(params.allowed_token_ids is not None or params.min_tokens for params in wishes)
+            or any(params.min_p for params in cut),
+            any(params.top_k for params in cut), any(params.top_p < 1.0 for params in cut),
+            any(params.logit_bias or params.needs_history for params in wishes))
+
+
 class DeviceSampling:
-    """Over the rows of `rows`; `max_histories` sequences at most have penalties here, the others are hosted."""
+    """For steps of at most `max_num_seqs` drawing rows; at most `max_histories` sequences have penalties here."""
 
     def __init__(
-        self, rows: DeviceRows, vocab_size: int, end_token_ids: frozenset[int], device: torch.device,
-        max_histories: int = 256,
+        self, rows: DeviceRows, vocab_size: int, end_token_ids: frozenset[int], max_num_seqs: int,
+        device: torch.device, max_histories: int = 256,
     ) -> None:
         self._rows, self._ends = rows, end_token_ids
-        self._more = SamplingRows(rows.max_rows, vocab_size, min(max_histories, rows.max_rows), device)
+        self._more = SamplingRows(rows.max_rows, vocab_size, min(max_histories, max_num_seqs), device)
         self._special: dict[str, tuple[int, SamplingParams]] = {}
         self._hosted: set[str] = set()
-        self._masks = torch.zeros(rows.max_rows, self._more.mask_words, dtype=torch.int32, device=device)
-        self._staged_masks = [staging(rows.max_rows, self._more.mask_words, dtype=torch.int32, device=device)
-                              for _ in range(_SLOTS)]
-        self._staged_rows = [staging(rows.max_rows, dtype=torch.int32, device=device) for _ in range(_SLOTS)]
-        self._mask_rows = torch.full((rows.max_rows,), -1, dtype=torch.int32, device=device)
-        self._truncate = TruncateScratch.make(rows.max_rows, vocab_size, device)
-        self._logprobs = LogprobScratch.make(rows.max_rows, vocab_size, device)
-        self._results = [staging(rows.max_rows, 2 * (MAX_TOP + 1), dtype=torch.int32, device=device)
+        mask_shape = max_num_seqs, self._more.mask_words
+        self._masks = torch.zeros(mask_shape, dtype=torch.int32, device=device)
+        self._mask_rows = torch.full((max_num_seqs,), -1, dtype=torch.int32, device=device)
+        self._staged_masks = [staging(*mask_shape, dtype=torch.int32, device=device) for _ in range(_SLOTS)]
+        self._staged_rows = [staging(max_num_seqs, dtype=torch.int32, device=device) for _ in range(_SLOTS)]
+        self._adjusted = torch.zeros(max_num_seqs, vocab_size, dtype=torch.float32, device=device)
+        self._scratch = TruncateScratch.make(max_num_seqs, vocab_size, device)
+        self._logprobs = LogprobScratch.make(max_num_seqs, vocab_size, device)
+        self._results = [staging(*self._logprobs.found.shape, dtype=torch.int32, device=device)
                          for _ in range(_SLOTS)]
         self._turn = 0
 
@@ -86,65 +108,63 @@ class DeviceSampling:
         return True
 
     def forget(self, request_id: str) -> None:
-        """Whatever uses the row later comes later in the stream."""
+        """Before its row is given to another; whatever uses the row then comes later in the stream."""
         self._hosted.discard(request_id)
         if (held := self._special.pop(request_id, None)) is not None:
             self._more.clear(held[0])
 
-    def hosted(self, plan: StepPlan) -> list[int]:
-        """Rows of the plan that sample and are the host's to draw."""
+    def hosted(self, plan: StepPlan, sampled: Sequence[int]) -> list[int]:
+        """Places in `sampled` of the rows that are the host's to draw."""
         if not self._hosted:
             return []
-        first = len(plan.decode)
-        return [*(i for i, name in enumerate(plan.decode.request_ids) if name in self._hosted),
-                *(first + i for i, row in enumerate(plan.chunks) if row.samples and row.request_id in self._hosted)]
-
-    def is_plain(self, plan: StepPlan) -> bool:
-        """Whether temperatures alone decide all of the step's draws; the hosted rows are not looked at."""
-        if plan.masks is not None:
-            return False
-        if not self._special:
-            return True
-        decode = plan.decode
-        if not self._special.keys().isdisjoint(decode.request_ids) and any(
-                self._is_special_now(name, position)
-                for name, position in zip(decode.request_ids, decode.output_positions, strict=True)):
-            return False
-        return not any(self._is_special_now(row.request_id, row.output_position) for row in plan.chunks if row.samples)
+        return [at for at, index in enumerate(sampled) if _name(plan, index) in self._hosted]
 
     def draw(
         self, plan: StepPlan, sampled: Sequence[int], logits: torch.Tensor, rows: torch.Tensor, drawn: torch.Tensor,
-        masks: Masks, *, behind: int,
+        masks: Masks,
     ) -> PendingLogprobs | None:
-        """The full chain: row i of `logits` [len(sampled) or more, vocab] is row `sampled[i]` of the plan.
+        """Draw again for rows of the device that this step has advanced. Enqueues only; hosted rows draw anything.
 
-        `rows` [as many as logits] int32 are rows of `DeviceRows`, -1 for padding; the ids go to `drawn` int64.
-        `behind`: 1 where the rows were advanced by this step already, else 0. Enqueues only.
+        Row i of `logits` [len(sampled), vocab] is row `sampled[i]` of the plan and `rows[i]` of `DeviceRows`, whose id
+        goes to `drawn[i]` int64. Last tokens are the caller's to replace.
         """
-        asked = [self._special.get(plan.rows[index].request_id) for index in sampled]
-        active = [params for held in asked if held is not None for params in (held[1],)]
+        asked = [self._special.get(_name(plan, index)) for index in sampled]
+        chain = _Chain.of([held[1] for held in asked if held is not None], has_masks=bool(masks))
         self._more.flush()
-        mask_rows = self._sent_masks(sampled, masks, len(logits)) if masks else None
-        held, more = self._rows, self._more
-        scratch = self._truncate
-        adjusted = adjust_logits(
-            logits, rows, held.output_positions, held.temperatures, more.changes, self._masks, mask_rows, scratch.maxes,
-            behind=behind, has_lists=any(params.logit_bias or params.min_tokens for params in active),
-            can_cut=bool(masks) or any(
-                params.allowed_token_ids is not None or params.min_tokens or params.min_p for params in active))
-        cut = [params for params in active if not params.is_greedy]
-        is_changed = any(params.logit_bias or params.needs_history for params in active)
+        self._turn += 1
+        mask_rows = self._sent_masks(sampled, masks) if masks else None
+        self._run(chain, logits, rows, drawn, mask_rows)
+        return self._sent_logprobs(sampled, asked, logits, rows, drawn)
+
+    def warm_up(self, dtype: torch.dtype) -> None:
+        """Compile all that a draw from logits of `dtype` may launch."""
+        device = self._masks.device
+        logits = torch.zeros(1, self._adjusted.shape[1], dtype=dtype, device=device)
+        rows, drawn = torch.full((1,), -1, dtype=torch.int32, device=device), torch.zeros(1, dtype=torch.int64, device=device)
+        for flag in (False, True):
+            self._run(_Chain(flag, True, True, True, True, flag), logits, rows, drawn,
+                      self._mask_rows[:1] if flag else None)
+        record(self._more.histories, self._more.history_of, rows, drawn)
+        learn(self._more.histories[0], rows[:0], 0)
+        top_logprobs(logits, rows, self._more.num_logprobs, drawn, self._logprobs)
+
+    def _run(
+        self, chain: _Chain, logits: torch.Tensor, rows: torch.Tensor, drawn: torch.Tensor,
+        mask_rows: torch.Tensor | None,
+    ) -> None:
+        held, more, scratch = self._rows, self._more, self._scratch
+        adjusted = self._adjusted[: len(logits)]
+        adjust_logits(
+            logits, rows, held.output_positions, held.temperatures, more.changes, self._masks, mask_rows,
+            scratch.maxes, adjusted, behind=1, has_lists=chain.has_lists, can_cut=chain.can_cut)
         truncate_logits(
-            adjusted, rows, held.temperatures, more.top_ks, more.top_ps, scratch,
-            by_count=any(params.top_k for params in cut), by_mass=any(params.top_p < 1.0 for params in cut),
-            is_half=logits.dtype == torch.bfloat16 and not is_changed)
+            adjusted, rows, held.temperatures, more.top_ks, more.top_ps, scratch, by_count=chain.by_count,
+            by_mass=chain.by_mass, is_half=logits.dtype == torch.bfloat16 and not chain.moves)
         gumbel_argmax(
             adjusted, rows, held.keys, held.output_positions, held.temperatures, scratch.slice_scores,
-            scratch.slice_ids, drawn, behind=behind)
-        if any(params.needs_history for params in active):
+            scratch.slice_ids, drawn, behind=1)
+        if chain.moves:
             record(more.histories, more.history_of, rows, drawn)
-        self._turn += 1
-        return self._sent_logprobs(sampled, asked, logits, rows, drawn)
 
     def _sent_logprobs(
         self, sampled: Sequence[int], asked: Sequence[tuple[int, SamplingParams] | None], logits: torch.Tensor,
@@ -159,35 +179,33 @@ class DeviceSampling:
         words.copy_(found, non_blocking=True)
         return PendingLogprobs(words, wanted)
 
-    def _sent_masks(self, sampled: Sequence[int], masks: Masks, num_rows: int) -> torch.Tensor:
-        """[num_rows] int32: where each row's mask lies in `_masks`, -1 for none."""
-        words, places = self._staged_masks[self._turn % _SLOTS], self._staged_rows[self._turn % _SLOTS]
-        places.fill_(-1)
-        num = 0
-        for at, index in enumerate(sampled):
-            if (mask := masks.get(index)) is not None:
-                words.numpy()[num] = mask.view(np.int32)
-                places[at] = num
-                num += 1
-        self._masks[:num].copy_(words[:num], non_blocking=True)
-        self._mask_rows[:num_rows].copy_(places[:num_rows], non_blocking=True)
-        return self._mask_rows[:num_rows]
+    def _sent_masks(self, sampled: Sequence[int], masks: Masks) -> torch.Tensor:
+        """[len(sampled)] int32: where each row's mask lies in `_masks`, -1 for none."""
+        words, places = self._staged_masks[self._turn % _SLOTS], self._staged_rows[self._turn % _SLOTS].numpy()
+        masked = [at for at, index in enumerate(sampled) if index in masks]
+        places[: len(sampled)] = -1
+        places[masked] = np.arange(len(masked))
+        for place, at in enumerate(masked):
+            words.numpy()[place] = masks[sampled[at]].view(np.int32)
+        self._masks[: len(masked)].copy_(words[: len(masked)], non_blocking=True)
+        mask_rows = self._mask_rows[: len(sampled)]
+        mask_rows.copy_(self._staged_rows[self._turn % _SLOTS][: len(sampled)], non_blocking=True)
+        return mask_rows
 
     def _needs_host(self, params: SamplingParams) -> bool:
         """A grammar may take back outputs, which histories here cannot."""
         has_penalty = params.needs_history
-        return bool(params.bad_words) or params.prompt_logprobs is not None or (
+        return bool(params.bad_words) or (
             has_penalty and (params.grammar is not None or not self._more.has_free_history))
 
-    def _is_special_now(self, request_id: str, output_position: int) -> bool:
-        held = self._special.get(request_id)
-        return held is not None and not (
-            _is_plain(held[1], but_min_tokens=True) and output_position >= held[1].min_tokens)
+
+def _name(plan: StepPlan, index: int) -> str:
+    num_decode = len(plan.decode)
+    return plan.decode.request_ids[index] if index < num_decode else plan.chunks[index - num_decode].request_id
 
 
-def _is_plain(params: SamplingParams, *, but_min_tokens: bool = False) -> bool:
+def _is_plain(params: SamplingParams) -> bool:
     """Whether a draw without a mask needs the temperature alone."""
     is_cut = not params.is_greedy and (params.top_k or params.top_p < 1.0 or params.min_p)
     return not (is_cut or params.needs_history or params.logit_bias or params.allowed_token_ids is not None
-                or params.logprobs is not None or params.prompt_logprobs is not None
-                or (params.min_tokens and not but_min_tokens))
+                or params.logprobs is not None or params.min_tokens)

@@ -112,6 +112,15 @@ class GpuRunner:
         except RuntimeError as error:
             raise self._failed(error) from error
 
+    @torch.inference_mode()
+    def logits(self, plan: StepPlan) -> torch.Tensor:
+        """[rows that draw, vocab] float32: runs the plan as a step, and gives what its draws were made from."""
+        self._launch(plan, keep_logits=True)
+        undrawn = self._launched[-1].undrawn
+        logits = undrawn[0].float().clone() if undrawn else torch.empty(0, self.vocab_size)
+        self._collect()
+        return logits
+
     def forget(self, request_id: str) -> None:
         """Whatever uses the row later comes later in the stream, so it is free at once."""
         row = self._row_of.pop(request_id, None)
@@ -121,14 +130,14 @@ class GpuRunner:
             self._columns.invalidate()
 
     @torch.inference_mode()
-    def _launch(self, plan: StepPlan) -> None:
+    def _launch(self, plan: StepPlan, *, keep_logits: bool = False) -> None:
         torch.cuda.set_device(self._device)
         self._finish_draw()
         for copy in plan.copies:
             self._cache[copy.target].copy_(self._cache[copy.source], non_blocking=True)
         self._join(plan)
         rows = self._state.rows
-        plain = self._columns.take(plan.decode, self._row_of, rows) and plan.masks is None
+        plain = self._columns.take(plan.decode, self._row_of, rows) and plan.masks is None and not keep_logits
         chunk_rows = [self._chunk_row(row.request_id) for row in plan.chunks]
         for row, at in zip(plan.chunks, chunk_rows, strict=True):
             rows.set_table(at, row.block_ids)

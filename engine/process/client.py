@@ -78,7 +78,8 @@ class EngineProcess:
 
     def block_view(self, block_id: int) -> memoryview:
         size = self.facts.block_bytes
-        assert self._memory is not None
+        if self._memory is None:
+            raise BufferError(f"block {block_id} is in device memory, which cannot be read in place")
         if not 0 <= block_id < len(self._memory) // size:
             raise IndexError(f"block {block_id} is outside the pool of {len(self._memory) // size}")
         return self._memory[block_id * size : (block_id + 1) * size]
@@ -95,7 +96,8 @@ class EngineProcess:
             self._reader, self._writer = await asyncio.open_unix_connection(sock=ours, limit=_STREAM_LIMIT)
             self._writer.write(messages.frame(self._start))
             await self._wait_ready()
-            self._memory = block_memory.mapped(memory_fd)
+            if self.facts.has_host_blocks:
+                self._memory = block_memory.mapped(memory_fd)
         except BaseException:
             await self._end_process()
             raise

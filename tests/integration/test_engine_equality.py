@@ -64,7 +64,7 @@ def params(**change: Any) -> SamplingParams:
     return SamplingParams(**{"max_tokens": NUM_TOKENS, "logprobs": 3, "ignore_eos": True} | change)
 
 
-def prompt(seed: int, num_tokens: int, first: int = 3, last: int = 190) -> list[int]:
+def prompt(seed: float, num_tokens: int, first: int = 3, last: int = 190) -> list[int]:
     rng = random.Random(seed)
     return [rng.randrange(first, last) for _ in range(num_tokens)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -86,3 +87,10 @@ def test_nothing_of_the_machine_that_builds_gets_into_the_image_unasked() -> Non
     assert ignored[1] == "*"
     for secret in (".env", ".git", "tests"):
         assert f"!{secret}" not in ignored
+
+
+def test_every_package_of_the_project_gets_into_the_image() -> None:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    wanted = {p.split(".")[0] for p in listed["packages"]} | {f"{module}.py" for module in listed.get("py-modules", ())}
+    assert wanted <= let_in - {"deploy"}

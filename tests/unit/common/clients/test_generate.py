@@ -19,7 +19,7 @@ FULL = SamplingParams(
     logit_bias={0: -100.0, 9: 2.5}, n=64, min_p=0.25, presence_penalty=-2.0, frequency_penalty=2.0,
     repetition_penalty=1.5, min_tokens=9, logprobs=0, prompt_logprobs=20, allowed_token_ids=(1, 2),
     bad_words=((5,), (6, 7)), grammar=Grammar(GrammarKind.REGEX, "a+"))
-PLAIN = {"max_tokens": 16, "top_p": 1.0}
+PLAIN: dict[str, Any] = {"max_tokens": 16, "top_p": 1.0}
 
 
 def test_all_fields_survive_the_wire_and_absent_ones_are_neutral() -> None:
