@@ -29,8 +29,8 @@ def engine(
     model: Annotated[str, typer.Option(help="model name or folder")] = "smollm2",
     threads: Annotated[int, typer.Option(min=1, help="torch threads")] = 1,
     shape: Annotated[str, typer.Option(help="on a GPU, with random weights: qwen3-8b or qwen3-0.6b")] = "",
-    workload: Annotated[str, typer.Option(
-        help="with --shape: decode, prefill, mixed, shared_prefix, poisson, interference or all")] = "all",
+    workload: Annotated[list[str] | None, typer.Option(
+        help="with --shape: decode, prefill, mixed, shared_prefix, poisson, interference; default: all")] = None,
     check: Annotated[bool, typer.Option("--check", help="on a GPU: the model's tokens against the CPU's")] = False,
     device: Annotated[str, typer.Option(help="with --shape or --check: cuda or cuda:N")] = "cuda",
 ) -> None:
@@ -42,7 +42,7 @@ def engine(
     from bench.figures import report
 
     if shape:
-        _gpu_engine(shape, workload, device, json_file)
+        _gpu_engine(shape, workload or ["all"], device, json_file)
         return
     if check:
         _gpu_check(model, device, threads, json_file)
@@ -54,7 +54,7 @@ def engine(
         raise typer.Exit(1)
 
 
-def _gpu_engine(shape: str, workload: str, device: str, json_file: Path | None) -> None:
+def _gpu_engine(shape: str, workloads: list[str], device: str, json_file: Path | None) -> None:
     from bench.figures import report
     from bench.gpu_engine.measure import measure
     from common import logs
@@ -62,7 +62,7 @@ def _gpu_engine(shape: str, workload: str, device: str, json_file: Path | None) 
 
     with one_line_errors():
         logs.setup("bench", "", "info", "console")
-        figures = measure(shape, workload, device, logs.get(__name__).info)
+        figures = measure(shape, workloads, device, logs.get(__name__).info)
     if not report(f"shoal bench engine --shape {shape}", figures, json_file):
         raise typer.Exit(1)
 
@@ -79,6 +79,27 @@ def _gpu_check(model: str, device: str, num_threads: int, json_file: Path | None
         path = resolve_model(model, default_cache_dir())
         figures = measure(path, device, num_threads, logs.get(__name__).info)
     if not report(f"shoal bench engine --check, {path.name}", figures, json_file):
+        raise typer.Exit(1)
+
+
+@app.command()
+def kernels(
+    quick: Quick = False, json_file: JsonFile = None,
+    shape: Annotated[str, typer.Option(help="qwen3-8b or qwen3-0.6b")] = "qwen3-8b",
+    device: Annotated[str, typer.Option(help="cuda or cuda:N")] = "cuda",
+) -> None:
+    """Each GPU kernel beside its floor and a library's kernel, from CUDA graphs."""
+    from bench.figures import report
+    from stack.__main__ import one_line_errors
+
+    with one_line_errors():
+        from bench.kernels_area.graph_time import check_gpu
+
+        check_gpu()  # before triton is imported, which need not be there
+        from bench.kernels_area.measure import measure
+
+        figures = measure(shape, device, quick=quick)
+    if not report(f"shoal bench kernels --shape {shape}", figures, json_file):
         raise typer.Exit(1)
 
 

@@ -43,4 +43,4 @@ def _address_towards(url: str) -> str:
     except (OSError, ValueError) as error:
         raise ConfigError(f"advertise_host: with all addresses bound, name the one that others reach ({error})",
                           param="advertise_host") from None
-    return f"[{found}]" if ":" in found else found
+    return found

@@ -11,16 +11,18 @@ import argparse
 import difflib
 import os
 import re
+import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from common.errors import ConfigError
+from common.host_port import without_brackets
 
 _SECRET = re.compile("url|token|keys")  # fields whose values are never shown
 
@@ -43,7 +45,8 @@ class ServiceConfig(BaseSettings):
     metrics_host: str = Field("", description="address of the Prometheus port, which speaks plaintext; empty: `host`")
     health_port: int = Field(
         0, ge=0, le=65535, description="a second gRPC port, in plaintext, for health checks alone; 0: none")
-    insecure: bool = Field(False, description="allow ports in plaintext on addresses other than loopback")
+    insecure: bool = Field(
+        False, description="allow plaintext beyond loopback: own ports, NATS, Redis, calls that carry the token")
     tls_cert: str = Field("", description="PEM file with this service's certificate; its ports then speak TLS")
     tls_key: str = Field("", description="PEM file with the key of tls_cert")
     tls_ca: str = Field("", description="PEM file of the CA that services are known by; calls then use TLS")
@@ -67,6 +70,17 @@ class ServiceConfig(BaseSettings):
     drain_timeout_s: float = Field(30.0, ge=0, le=3600, description="how long SIGTERM lets running work finish")
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="least level that is logged")
     log_format: str = Field("json", pattern="^(json|console)$", description="json, or console for people")
+
+    @field_validator("host", "advertise_host", "metrics_host")
+    @classmethod
+    def _without_brackets(cls, host: str) -> str:
+        """An IPv6 address may be written as in a URL."""
+        return without_brackets(host)
+
+    def named(self) -> Self:
+        """Itself, with a `service_id` drawn at random where it has none."""
+        drawn = {"service_id": f"{self.service}-{secrets.token_hex(3)}"}
+        return self if self.service_id else self.model_copy(update=drawn)
 
     @property
     def servers_ca_file(self) -> str:
@@ -99,7 +113,6 @@ class ServiceConfig(BaseSettings):
             return cls(**values)
         except ValidationError as error:
             raise ConfigError(_explain(cls, error, origin)) from None
-
 
     @classmethod
     def of(cls, **values: Any) -> Self:

@@ -13,6 +13,7 @@ from threading import Thread
 from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
 
 from common.exposition import MetricsHandler
+from common.host_port import host_port
 
 TTFT_BUCKETS = (.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)
 ITL_BUCKETS = (.01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
@@ -59,7 +60,7 @@ class MetricsServer:
         self._thread = Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()
         self.port = self._server.server_port
-        self.address = f"{host}:{self.port}"
+        self.address = host_port(host, self.port)
 
     def close(self) -> None:
         self._server.shutdown()

@@ -24,10 +24,11 @@ from common.errors import (
     Unavailable,
     from_wire,
 )
+from common.host_port import host_of
 from common.metrics import counter, histogram
 from common.service_token import TokenGuard, token_interceptors
 from common.span import NO_SPAN, Span
-from common.wire_security import PLAINTEXT, WireSecurity
+from common.wire_security import PLAINTEXT, WireSecurity, is_loopback
 from proto import common_pb2
 
 log = logs.get(__name__)
@@ -217,9 +218,12 @@ _INTERCEPTORS: Final = [_UnaryClientInterceptor(), _ServerStreamClientIntercepto
 
 
 def open_channel(address: str, security: WireSecurity = PLAINTEXT) -> grpc.aio.Channel:
-    """A channel to `host:port` with our interceptors; connects lazily. Unary calls get a default deadline."""
+    """A channel to `host:port` with our interceptors; connects lazily. Unary calls get a default deadline.
+
+    With a token and no CA it speaks TLS to other machines all the same, so that no call there gives the token away.
+    """
     interceptors = [*_INTERCEPTORS, *(token_interceptors(security.tokens[0]) if security.tokens else ())]
-    if not security.ca:
+    if not security.ca and (not security.tokens or security.insecure or is_loopback(host_of(address))):
         return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS, interceptors=interceptors)
     credentials, names = channel_credentials(security)
     return grpc.aio.secure_channel(
@@ -227,9 +231,9 @@ def open_channel(address: str, security: WireSecurity = PLAINTEXT) -> grpc.aio.C
 
 
 def channel_credentials(security: WireSecurity) -> tuple[grpc.ChannelCredentials, list[tuple[str, str]]]:
-    """For a channel with TLS, and the options that say which name the server must prove."""
+    """For a channel with TLS (no CA: the system's), and the options that say which name the server must prove."""
     names = [("grpc.ssl_target_name_override", security.server_name)] if security.server_name else []
-    return grpc.ssl_channel_credentials(security.ca, security.key or None, security.cert or None), names
+    return grpc.ssl_channel_credentials(security.ca or None, security.key or None, security.cert or None), names
 
 
 def new_server(security: WireSecurity = PLAINTEXT) -> grpc.aio.Server:

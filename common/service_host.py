@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import secrets
 import signal
 import sys
@@ -29,6 +28,7 @@ from common.bus import Bus, NatsBus
 from common.config import ServiceConfig, load_or_exit
 from common.errors import ConfigError, InternalError, ShoalError
 from common.event_loop_watch import watch_event_loop
+from common.host_port import host_port
 from common.metrics import INFO, MetricsServer
 from common.registry import Lease, RedisRegistry, Registry
 from common.service_record import Fingerprint, ServiceRecord
@@ -72,8 +72,8 @@ class ServiceHost:
     """The parts around a gRPC service: server, health, metrics, registration."""
 
     def __init__(self, config: ServiceConfig, registry: Registry) -> None:
-        self.config = config
-        self.service_id = config.service_id or f"{config.service}-{secrets.token_hex(3)}"
+        self.config = config = config.named()
+        self.service_id = config.service_id
         self.incarnation = secrets.token_hex(8)
         self.security = load_security(config)
         self.server: grpc.aio.Server = rpc.new_server(self.security)
@@ -91,15 +91,15 @@ class ServiceHost:
         await self._health.set(LIVE, health_pb2.HealthCheckResponse.SERVING)
         config = self.config
         try:
-            port = rpc.bind(self.server, f"{config.host}:{config.port}", self.security)
+            port = rpc.bind(self.server, host_port(config.host, config.port), self.security)
             self._metrics = MetricsServer(metrics_host(config), config.metrics_port)
             if config.health_port:
-                await self._serve_health(f"{config.host}:{config.health_port}")
+                await self._serve_health(host_port(config.host, config.health_port))
         except (RuntimeError, OSError) as error:
             raise ConfigError(f"cannot bind {config.host}: port {config.port} (metrics {config.metrics_port}, health "
                               f"{config.health_port}) is taken or not allowed: {error}", param="port") from None
         await self.server.start()
-        self.address = f"{advertised_host(config)}:{port}"
+        self.address = host_port(advertised_host(config), port)
         return self.address
 
     async def _serve_health(self, address: str) -> None:
@@ -190,7 +190,7 @@ async def serve(service: Service, deps: Deps, drain_timeout_s: float) -> None:
 
 def run(config_cls: type[Config], build: Callable[[Config, Deps], Service], argv: Sequence[str] | None = None) -> None:
     """The whole `main` of a service; exits 0 after a drain, 1 when it cannot start, 2 for bad configuration."""
-    config: Any = load_or_exit(config_cls, sys.argv[1:] if argv is None else argv)
+    config: Any = load_or_exit(config_cls, sys.argv[1:] if argv is None else argv).named()
     logs.setup(config.service, config.service_id, config.log_level, config.log_format)
     INFO.labels(config.service, version()).set(1)
 
@@ -206,7 +206,7 @@ def run(config_cls: type[Config], build: Callable[[Config, Deps], Service], argv
             await deps.registry.close()
 
     try:
-        tracing = start_tracing(config.service, config.service_id or f"{config.service}-{os.getpid()}", version())
+        tracing = start_tracing(config.service, config.service_id, version())
         try:
             uvloop.run(main())
         finally:

@@ -32,6 +32,7 @@ Sampler = Callable[[Context, int, str, SpanKind], bool]  # (context of the calle
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 
+_MAX_CHARS: Final = 2048
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 _UNSAMPLED: Final = TraceFlags(TraceFlags.DEFAULT)
 _sink: Sink | None = None
@@ -45,9 +46,15 @@ def record_to(sink: Sink | None, sampler: Sampler | None = None) -> None:
 
 
 def carrier(span: Span = NO_SPAN) -> dict[str, str]:
-    """The current context, or that below `span` when it is recorded, as a flat map; empty when there is none."""
+    """The current context, or that below `span` when it is recorded, as a flat map; empty when there is none.
+
+    A client's baggage or state beyond `_MAX_CHARS` goes no further: metadata of some 8 KB makes gRPC refuse calls.
+    """
     out: dict[str, str] = {}
     propagate.inject(out, otel_trace.set_span_in_context(span) if isinstance(span, RecordedSpan) else None)
+    for key in ("baggage", "tracestate"):
+        if len(out.get(key, "")) > _MAX_CHARS:
+            del out[key]
     if request_id.get():
         out[REQUEST_ID_KEY] = request_id.get()
     return out

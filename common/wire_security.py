@@ -1,6 +1,7 @@
 """How services trust each other on the wire: TLS files, and a token that every call carries. Loopback needs neither.
 
-A service that is told to bind another address in plaintext does not start, unless `insecure` allows it. Three ports
+A service that is told to bind another address in plaintext, or to reach NATS or Redis there in plaintext, does not
+start, unless `insecure` allows it; without it the token goes over TLS to any other address. Three ports
 count: gRPC (`tls_cert`), the gateway's HTTP (`tls_cert` or `ssl_certfile`) and Prometheus, which holds numbers only and
 is allowed where `metrics_host` names its address. Files are read once, at the start.
 """
@@ -11,10 +12,12 @@ import ipaddress
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from common.advertise import advertised_host, is_wildcard
 from common.config import ServiceConfig
 from common.errors import ConfigError
+from common.host_port import host_port
 
 MIN_TOKEN_CHARS = 16
 
@@ -29,6 +32,7 @@ class WireSecurity:
     client_auth: bool = False  # callers must show a certificate of `ca`
     server_name: str = ""  # what certificates of services are checked for; empty: the address that is called
     tokens: tuple[str, ...] = field(default=(), repr=False)  # the first is sent, each is accepted
+    insecure: bool = False  # the token may go to other machines in plaintext
 
 
 PLAINTEXT = WireSecurity()
@@ -45,7 +49,7 @@ def load_security(config: ServiceConfig) -> WireSecurity:
     return WireSecurity(
         ca=_read(config.tls_ca, "tls_ca"), cert=_read(config.tls_cert, "tls_cert"),
         key=_read(config.tls_key, "tls_key"), client_auth=config.tls_client_auth, server_name=config.tls_server_name,
-        tokens=_load_tokens(config.service_token, config.service_token_file))
+        tokens=_load_tokens(config.service_token, config.service_token_file), insecure=config.insecure)
 
 
 def is_loopback(host: str) -> bool:
@@ -70,7 +74,7 @@ def metrics_address(config: ServiceConfig, port: int) -> str:
         host = advertised_host(config)
     elif not is_loopback(host):
         host = config.advertise_host or host
-    return f"{host}:{port}"
+    return host_port(host, port)
 
 
 def _refuse_exposed(config: ServiceConfig) -> None:
@@ -85,6 +89,20 @@ def _refuse_exposed(config: ServiceConfig) -> None:
             f"metrics_host: the Prometheus port speaks plaintext; name the address it may be bound to with "
             f"--metrics-host (with --metrics-host {config.host} it goes where the service is), or use --insecure",
             param="metrics_host")
+    for name, url, plain, secure in (("nats_url", config.nats_url, "nats", "tls"),
+                                     ("redis_url", config.redis_url, "redis", "rediss")):
+        if (host := _plaintext_host(url, plain)) and not is_loopback(host):
+            raise ConfigError(f"{name}: {plain}://{host} speaks plaintext beyond this machine: use {secure}://, "
+                              "or allow it with --insecure", param=name)
+
+
+def _plaintext_host(url: str, plain: str) -> str:
+    """The host of a URL of this scheme, or of none; empty for another scheme and for what is no URL."""
+    try:
+        parts = urlsplit(url if "://" in url else f"{plain}://{url}")
+    except ValueError:
+        return ""  # whoever connects says so
+    return (parts.hostname or "") if parts.scheme == plain else ""
 
 
 def _check_pairs(config: ServiceConfig) -> None:

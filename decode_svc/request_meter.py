@@ -16,6 +16,7 @@ from common.generation import Generation
 from common.metrics import ITL_BUCKETS, REQUEST_TIME_BUCKETS, TOKEN_BUCKETS, TTFT_BUCKETS
 from engine.outputs import RequestOutput
 
+_Row = tuple[str, int]  # request id, choice
 SOURCES = ("device", "store", "remote", "computed")
 
 
@@ -44,7 +45,8 @@ class RequestCounts:
 @dataclass(slots=True)
 class _Live:
     submitted: float
-    num_open: int  # choices without an end
+    num_choices: int
+    num_open: int  # of them, without an end
     exemplar: dict[str, str] | None
     brought: tuple[int, int, int] | None = None  # prompt tokens from the device, the store, a prefill worker
     first: float = 0.0  # time of the first token; 0 before
@@ -58,7 +60,9 @@ class RequestMeter:
         self._clock = clock
         self._live: dict[str, _Live] = {}
         self._without_token: set[str] = set()
-        self._last_step = 0.0
+        self._rows: set[_Row] = set()  # live ones that had a token in the last step that brought any
+        self._last_step = 0.0  # its time
+        self._away: dict[_Row, float] = {}  # live ones that had none in it, as after a preemption: their last token
         self.counts = RequestCounts()
 
     @property
@@ -67,7 +71,7 @@ class RequestMeter:
 
     def submitted(self, generation: Generation) -> None:
         params = generation.params
-        self._live[generation.request_id] = _Live(self._clock(), params.n, exemplar_of(generation.trace_context))
+        self._live[generation.request_id] = _Live(self._clock(), params.n, params.n, exemplar_of(generation.trace_context))
         self._without_token.add(generation.request_id)
         self.counts.max_tokens.observe(params.max_tokens)
         self.counts.choices.observe(params.n)
@@ -90,24 +94,37 @@ class RequestMeter:
             self.counts.refused[error.code] += 1
 
     def on_outputs(self, outputs: Sequence[RequestOutput]) -> None:
-        """All outputs of one step. The gap since the step before counts once for each row that had a token before."""
-        now, num_rows = self._clock(), len(outputs)
+        """All outputs of one step. Each row that has a token now and had one before counts the gap between them."""
+        now = self._clock()
         if self._without_token:
-            num_rows -= sum(self._first(output, now) for output in outputs if output.request_id in self._without_token)
-        ended = [output for output in outputs if output.finish_reason is not None]
-        num_rows -= sum(not output.new_token_ids for output in ended)
-        if num_rows > 0 and self._last_step:
-            self.counts.itl.observe(now - self._last_step, num_rows)
-        self._last_step = now
+            for output in outputs:
+                if output.new_token_ids and output.request_id in self._without_token:
+                    self._first(output, now)
+        rows = {(output.request_id, output.choice) for output in outputs if output.new_token_ids}
+        if rows:
+            self._gaps(rows, now)
         if outputs:
             self.counts.step_rows.observe(len(outputs))
-        for output in ended:
-            self._ended(output, now)
+        for output in outputs:
+            if output.finish_reason is not None:
+                self._ended(output, now)
 
-    def _first(self, output: RequestOutput, now: float) -> bool:
-        """Whether this was the first token of its request."""
-        if not output.new_token_ids:
-            return False
+    def _gaps(self, rows: set[_Row], now: float) -> None:
+        """Rows of the last step as one, those that come back each by itself; all others are at their first token."""
+        before, itl = self._rows, self.counts.itl
+        num_steady = len(rows & before)
+        if num_steady:
+            itl.observe(now - self._last_step, num_steady)
+        if self._away and num_steady < len(rows):
+            for row in rows - before:
+                last = self._away.pop(row, None)
+                if last is not None:
+                    itl.observe(now - last)
+        if num_steady < len(before):
+            self._away.update(dict.fromkeys(before - rows, self._last_step))
+        self._rows, self._last_step = rows, now
+
+    def _first(self, output: RequestOutput, now: float) -> None:
         live = self._live[output.request_id]
         self._without_token.discard(output.request_id)
         live.first, live.queue_s = now, output.queue_s
@@ -118,13 +135,13 @@ class RequestMeter:
             self.counts.tokens_by_source[source] += tokens
         self.counts.prompt_tokens.observe(output.num_prompt_tokens)
         self.counts.computed_tokens.observe(computed)
-        return True
 
     def _ended(self, output: RequestOutput, now: float) -> None:
         live = self._live.get(output.request_id)
         if live is None:
             return
         counts = self.counts
+        self._forget((output.request_id, output.choice))
         if live.first:
             counts.output_tokens.observe(output.num_output_tokens)
             if output.num_output_tokens > 1:
@@ -135,6 +152,8 @@ class RequestMeter:
         del self._live[output.request_id]
         self._without_token.discard(output.request_id)
         if output.error is not None:
+            for choice in range(live.num_choices):
+                self._forget((output.request_id, choice))
             self.refused_at_once(output.error)
         elif live.first:
             counts.e2e.observe(now - live.submitted, exemplar=live.exemplar)
@@ -142,3 +161,7 @@ class RequestMeter:
             counts.prefill.observe(max(0.0, live.first - live.submitted - live.queue_s))
             counts.decode.observe(now - live.first)
             counts.inference.observe(max(0.0, now - live.submitted - live.queue_s))
+
+    def _forget(self, row: _Row) -> None:
+        self._rows.discard(row)
+        self._away.pop(row, None)

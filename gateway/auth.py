@@ -1,7 +1,8 @@
 """API keys: one guard in front of every route but a written list, so that a new route is guarded by default.
 
 A path is open only when it equals an entry of `OPEN_PATHS` byte for byte, as the router will see it: another case, a
-doubled or trailing slash or an encoded slash is not on the list. The scheme is `Bearer`, written so, once.
+doubled or trailing slash or an encoded slash is not on the list. `/ready` is open without a query only: `?verbose` tells
+what is there. Metrics are guarded here and open on the metrics port. The scheme is `Bearer`, written so, once.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from common.errors import ConfigError, Unauthenticated
 
-OPEN_PATHS = frozenset({"/health", "/live", "/ping", "/ready", "/metrics"})
+OPEN_PATHS = frozenset({"/health", "/live", "/ping", "/ready"})
 MIN_KEY_CHARS = 4
 
 
@@ -46,7 +47,7 @@ class KeyGuard:
         self._digests = [_digest(k.encode()) for k in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._digests and scope["path"] not in OPEN_PATHS:
+        if scope["type"] == "http" and self._digests and not _is_open(scope):
             self._check(scope)
         await self._app(scope, receive, send)
 
@@ -64,6 +65,10 @@ class KeyGuard:
         matches = [hmac.compare_digest(given, known) for known in self._digests]
         if not any(matches):
             raise Unauthenticated("this API key is not accepted")
+
+
+def _is_open(scope: Scope) -> bool:
+    return scope["path"] in OPEN_PATHS and not (scope["path"] == "/ready" and scope["query_string"])
 
 
 def _digest(key: bytes) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from common.config import ServiceConfig
 
@@ -48,6 +48,13 @@ class GatewayConfig(ServiceConfig):
     slo_tpot_ms: float = Field(
         100.0, ge=0, le=3_600_000, description="and whose mean time per output token is within this; 0: any")
     keep_alive_s: float = Field(75.0, gt=0, le=3600, description="how long an idle client connection is kept")
+
+    @field_validator("ssl_keyfile")
+    @classmethod
+    def _of_a_certificate(cls, key: str, info: ValidationInfo) -> str:
+        if key and not info.data.get("ssl_certfile"):
+            raise ValueError("needs ssl_certfile, the certificate that it belongs to")
+        return key
 
     @property
     def has_server_tls(self) -> bool:

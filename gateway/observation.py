@@ -7,6 +7,7 @@ a fault that nobody caught into a plain 500.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from dataclasses import dataclass, field
@@ -110,6 +111,9 @@ class Observer:
             except ShoalError as error:
                 seen.failed(error)
                 await error_response(error)(scope, receive, named_send)
+            except asyncio.CancelledError:  # the process ends
+                seen.error = seen.error or Cancelled("the process ended before the answer did")
+                raise
             except Exception as fault:
                 seen.failed(InternalError(FAULT_TEXT))
                 log.error("request_fault", exc_info=fault)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 
 from common import trace
@@ -91,9 +91,11 @@ class Pipeline:
     ) -> AsyncGenerator[Piece | Ending, None]:
         begun, num_tokens, unsent = False, 0, list[int]()
         detokenizing: Span | None = None  # the first tokens until the first text
-        async with aclosing(attempts.deltas()) as deltas:
-            async for delta in deltas:
-                detokenizing = detokenizing or trace.span("detokenize", trace.CLIENT)
+        async with AsyncExitStack() as ends:
+            async for delta in await ends.enter_async_context(aclosing(attempts.deltas())):
+                if detokenizing is None:
+                    detokenizing = trace.span("detokenize", trace.CLIENT)
+                    ends.push(detokenizing)  # it ends here at the latest, failed by what is raised
                 num_before, num_tokens = num_tokens, num_tokens + len(delta.token_ids)
                 ids = _shown(delta, order)
                 shown = await text.push(ids) if ids else TextDelta("", 0)

@@ -24,6 +24,7 @@ from common.clients.router import RouterClient
 from common.clients.tokenizer import TokenizerClient
 from common.directory import Directory
 from common.errors import ConfigError, Unavailable
+from common.host_port import host_port
 from common.metrics import MetricsServer
 from common.registry import Lease
 from common.service_host import Deps, version
@@ -49,7 +50,7 @@ class GatewayService:
 
     def __init__(self, config: GatewayConfig, deps: Deps) -> None:
         self._config, self._deps = config, deps
-        self._service_id = config.service_id or f"gateway-{secrets.token_hex(3)}"
+        self._service_id = config.named().service_id
         self._directory = Directory(deps.registry)
         channels = ChannelPool(load_security(config))
         self._tokenizer = TokenizerClient(self._directory, channels)
@@ -72,7 +73,7 @@ class GatewayService:
                               f"{error.strerror}", param="metrics_port") from None
         await self._directory.start()
         await self._decode.start()
-        address = f"{advertised_host(config)}:{self._http.port}"
+        address = host_port(advertised_host(config), self._http.port)
         self._lease = await self._deps.registry.register(ServiceRecord(
             service="gateway", service_id=self._service_id, incarnation=secrets.token_hex(8), address=address,
             metrics_address=metrics_address(config, self._metrics.port),

@@ -230,9 +230,10 @@ def adjust_logits(
     changes: RowChanges, masks: torch.Tensor, mask_rows: torch.Tensor | None, maxes: torch.Tensor,
     out: torch.Tensor, *, behind: int, has_lists: bool, can_cut: bool, slice_size: int = SLICE,
 ) -> None:
-    """As `reference`, into `out` [num_rows, vocab] float32; `logits` stay. `maxes` [2, at least num_rows, num_slices] float32.
+    """As `reference`, into `out` [num_rows, vocab] float32; `logits` stay.
 
-    `maxes[1]` gets each row's largest of each slice, before min_p. `behind` is taken from `output_positions`.
+    `maxes` [2, at least num_rows, num_slices] float32: the second gets each row's largest of each slice, before min_p.
+    `behind` is taken from `output_positions`.
     `has_lists`: a row may have listed ids. `can_cut`: a row may have a mask, allowed ids, end ids that count or a
     min_p; nothing else can leave nothing. min_p of a row that was left with nothing is not applied.
     """

@@ -16,7 +16,7 @@ TILE = 4096  # 32-bit words
 _ALL = 1024  # programs where nothing else runs
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tiles"])
 def _kernel(
     source_ptr, target_ptr,  # [., words] int32
     source_ids_ptr, target_ids_ptr,  # [num_blocks] int32

@@ -33,25 +33,43 @@ def reference(
 
 
 @dataclass(frozen=True, slots=True)
+class DecodeChoice:
+    """Ways to run the same attention, to be chosen by measurement; None: by the number of sequences."""
+
+    num_warps: int = 4
+    num_stages: int | None = None
+    units_per_seq: float = 1.0  # that a step is cut into, about, above 64 in all
+    mapped: bool = False  # each unit's sequence is looked up, worked out once a step, not by every program
+    turned: bool = False  # Q is normed and turned, and K and V are written, before the launch
+    pdl: bool = False  # starts while the kernel before it ends (programmatic dependent launch)
+
+    def target_units(self, num_seqs: int) -> int:
+        return max(target_units(num_seqs), int(num_seqs * self.units_per_seq))
+
+
+@dataclass(frozen=True, slots=True)
 class DecodeWorkspace:
     """Buffers for at most `max_seqs` sequences and `max_units` units; `first_units[i]` is sequence i's first unit."""
 
+    choice: DecodeChoice
     max_seqs: int
     max_units: int
     first_units: torch.Tensor  # [max_seqs + 1] int32
     blocks_per_unit: torch.Tensor  # [1] int32
+    unit_seqs: torch.Tensor  # [max_units] int32: the sequence of each unit, or their number where there is none
     partial: torch.Tensor  # [max_units, num_heads, head_dim] float32
     lse: torch.Tensor  # [max_units, num_heads] float32, base 2
     arrived: torch.Tensor  # [max_seqs, num_kv_heads] int32: units that are done; zero between launches
 
     @staticmethod
     def make(
-        max_seqs: int, num_heads: int, num_kv_heads: int, head_dim: int, device: torch.device
+        max_seqs: int, num_heads: int, num_kv_heads: int, head_dim: int, device: torch.device,
+        choice: DecodeChoice = DecodeChoice(),
     ) -> DecodeWorkspace:
-        max_units = max_seqs + target_units(max_seqs)
+        max_units = max_seqs + choice.target_units(max_seqs)
         return DecodeWorkspace(
-            max_seqs, max_units, torch.zeros(max_seqs + 1, dtype=torch.int32, device=device),
-            torch.ones(1, dtype=torch.int32, device=device),
+            choice, max_seqs, max_units, torch.zeros(max_seqs + 1, dtype=torch.int32, device=device),
+            torch.ones(1, dtype=torch.int32, device=device), torch.zeros(max_units, dtype=torch.int32, device=device),
             torch.zeros(max_units, num_heads, head_dim, dtype=torch.float32, device=device),
             torch.zeros(max_units, num_heads, dtype=torch.float32, device=device),
             torch.zeros(max_seqs, num_kv_heads, dtype=torch.int32, device=device))
@@ -78,6 +96,19 @@ def _plan_kernel(
     tl.store(blocks_per_unit_ptr, per_unit)
     tl.store(first_units_ptr + i, ends - units, mask=i < num_seqs)
     tl.store(first_units_ptr + num_seqs, tl.sum(units, 0))
+
+
+@triton.jit
+def _map_kernel(
+    first_units_ptr,  # [num_seqs + 1] int32
+    unit_seqs_ptr,  # [max_units] int32
+    num_seqs, max_units, SEQS: tl.constexpr, UNITS: tl.constexpr,
+):
+    unit = tl.program_id(0) * UNITS + tl.arange(0, UNITS)
+    i = tl.arange(0, SEQS)
+    firsts = tl.load(first_units_ptr + 1 + i, mask=i < num_seqs, other=2147483647)
+    seqs = tl.sum((firsts[None, :] <= unit[:, None]).to(tl.int32), 1)
+    tl.store(unit_seqs_ptr + unit, seqs, mask=unit < max_units)
 
 
 @triton.jit
@@ -108,19 +139,23 @@ def _attention_kernel(
     lens_ptr,  # [num_seqs] int32, the new token included; 0: padding
     first_units_ptr,  # [num_seqs + 1] int32
     blocks_per_unit_ptr,  # [1] int32
+    unit_seqs_ptr,  # [max_units] int32
     partial_ptr,  # [max_units, num_heads, HEAD_DIM] float32
     lse_ptr,  # [max_units, num_heads] float32, base 2
     arrived_ptr,  # [max_seqs, num_kv_heads] int32, zero between launches
     out_ptr,  # [num_seqs, num_heads, HEAD_DIM]
     num_seqs, block_stride, table_stride, num_kv_heads, eps, scale_log2,
     SEQS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, HEAD_DIM: tl.constexpr,
-    HAS_NORMS: tl.constexpr, WIDE: tl.constexpr,
+    HAS_NORMS: tl.constexpr, WIDE: tl.constexpr, MAPPED: tl.constexpr, TURNED: tl.constexpr, PDL: tl.constexpr,
 ):
     PRECISION: tl.constexpr = "ieee" if WIDE else "tf32"
     kv_head, unit = tl.program_id(0), tl.program_id(1)
-    i = tl.arange(0, SEQS)
-    firsts = tl.load(first_units_ptr + 1 + i, mask=i < num_seqs, other=2147483647)
-    seq = tl.sum((firsts <= unit).to(tl.int32), 0)
+    if MAPPED:
+        seq = tl.load(unit_seqs_ptr + unit)
+    else:
+        i = tl.arange(0, SEQS)
+        firsts = tl.load(first_units_ptr + 1 + i, mask=i < num_seqs, other=2147483647)
+        seq = tl.sum((firsts <= unit).to(tl.int32), 0)
     if seq >= num_seqs:
         return
     length = tl.load(lens_ptr + seq)
@@ -134,16 +169,23 @@ def _attention_kernel(
     num_heads = num_kv_heads * GROUP
 
     g, d, n = tl.arange(0, ROWS), tl.arange(0, HEAD_DIM), tl.arange(0, BLOCK)
-    cos = tl.load(cos_ptr + (length - 1) * HEAD_DIM + d)
-    sin = tl.load(sin_ptr + (length - 1) * HEAD_DIM + d)
+    if not TURNED:
+        cos = tl.load(cos_ptr + (length - 1) * HEAD_DIM + d)
+        sin = tl.load(sin_ptr + (length - 1) * HEAD_DIM + d)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
     qkv = qkv_ptr + seq.to(tl.int64) * (num_heads + 2 * num_kv_heads) * HEAD_DIM
     q_head = (kv_head * GROUP + g)[:, None]
     live = (g < GROUP)[:, None]
-    q = _turned(qkv + q_head * HEAD_DIM, norms_ptr + q_head * HEAD_DIM, cos, sin, d, live, eps, HAS_NORMS, HEAD_DIM)
+    if TURNED:
+        q = tl.load(qkv + q_head * HEAD_DIM + d[None, :], mask=live, other=0.0)
+    else:
+        q = _turned(
+            qkv + q_head * HEAD_DIM, norms_ptr + q_head * HEAD_DIM, cos, sin, d, live, eps, HAS_NORMS, HEAD_DIM)
     strip = n[:, None] * HEAD_DIM + d[None, :]
     v_offset = num_kv_heads * BLOCK * HEAD_DIM
 
-    if last == num_blocks:  # this program alone reads the new token's slot, so it writes it
+    if (not TURNED) and last == num_blocks:  # this program alone reads the new token's slot, so it writes it
         at = tl.load(table + num_blocks - 1).to(tl.int64) * block_stride + kv_head * BLOCK * HEAD_DIM
         slot = cache_ptr + at + (length - 1) % BLOCK * HEAD_DIM
         one = tl.arange(0, 1)[:, None]
@@ -203,10 +245,15 @@ def plan_units(context_lens: torch.Tensor, block_size: int, workspace: DecodeWor
     """Once a step, before the layers: cuts the contexts into units. A length of 0 is padding and gets none."""
     num_seqs = len(context_lens)
     assert num_seqs <= workspace.max_seqs and context_lens.dtype == torch.int32
-    target = target_units(num_seqs)
+    choice, seqs = workspace.choice, max(16, triton.next_power_of_2(num_seqs))
+    target = choice.target_units(num_seqs)
     _plan_kernel[(1,)](
-        context_lens, workspace.first_units, workspace.blocks_per_unit, num_seqs, block_size, target,
-        SEQS=max(16, triton.next_power_of_2(num_seqs)), num_warps=4)
+        context_lens, workspace.first_units, workspace.blocks_per_unit, num_seqs, block_size, target, SEQS=seqs,
+        num_warps=4)
+    if choice.mapped:
+        max_units = num_seqs + target
+        _map_kernel[(triton.cdiv(max_units, 16),)](
+            workspace.first_units, workspace.unit_seqs, num_seqs, max_units, SEQS=seqs, UNITS=16, num_warps=4)
 
 
 def decode_attention(
@@ -218,19 +265,23 @@ def decode_attention(
 
     `qkv` [num_seqs, num_heads + 2 * num_kv_heads, head_dim] contiguous, `head_norms` [num_heads + num_kv_heads,
     head_dim], `cos` and signed `sin` [max_len, head_dim] float32 (see `rope_write`), `out` [num_seqs, num_heads,
-    head_dim]. `plan_units` has run for these `context_lens`. A float32 cache is multiplied in float32.
+    head_dim]. `plan_units` has run for these `context_lens`. A float32 cache is multiplied in float32. With
+    `workspace.choice.turned`, `rope_write` has run for these tokens, and only the attention is done here.
     """
     num_seqs, num_heads, head_dim = out.shape
     _, _, num_kv_heads, block_size, _ = layer_cache.shape
     group = num_heads // num_kv_heads
     assert qkv.is_contiguous() and out.is_contiguous() and block_size >= 16 and cos.dtype == torch.float32
     assert layer_cache.stride(1) == num_kv_heads * block_size * head_dim and tables.stride(1) == 1
-    max_units = target_units(num_seqs) + num_seqs
+    choice = workspace.choice
+    max_units = choice.target_units(num_seqs) + num_seqs
+    pdl = {"launch_pdl": True} if choice.pdl else {}
     _attention_kernel[(num_kv_heads, max_units)](
         qkv, qkv if head_norms is None else head_norms, cos, sin, layer_cache, tables, rows, context_lens,
-        workspace.first_units, workspace.blocks_per_unit, workspace.partial, workspace.lse, workspace.arrived, out,
-        num_seqs, layer_cache.stride(0), tables.stride(0), num_kv_heads, eps, scale * 1.4426950408889634,
-        SEQS=max(16, triton.next_power_of_2(num_seqs)), GROUP=group,
+        workspace.first_units, workspace.blocks_per_unit, workspace.unit_seqs, workspace.partial, workspace.lse,
+        workspace.arrived, out, num_seqs, layer_cache.stride(0), tables.stride(0), num_kv_heads, eps,
+        scale * 1.4426950408889634, SEQS=max(16, triton.next_power_of_2(num_seqs)), GROUP=group,
         ROWS=max(MIN_ROWS, triton.next_power_of_2(group)), BLOCK=block_size, HEAD_DIM=head_dim,
-        HAS_NORMS=head_norms is not None, WIDE=layer_cache.dtype == torch.float32,
-        num_warps=4, num_stages=3 if num_seqs <= 64 else 2)
+        HAS_NORMS=head_norms is not None, WIDE=layer_cache.dtype == torch.float32, MAPPED=choice.mapped,
+        TURNED=choice.turned, PDL=choice.pdl, num_warps=choice.num_warps,
+        num_stages=choice.num_stages or (3 if num_seqs <= 64 else 2), **pdl)

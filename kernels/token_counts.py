@@ -14,19 +14,20 @@ def reference(token_ids: torch.Tensor, num_prompt_tokens: int, vocab_size: int) 
     return (2 * outputs + (prompt > 0)).to(torch.int32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["history", "num_prompt_tokens", "num_tokens"])
 def _learn_kernel(
-    history_ptr,  # [vocab] int32
+    histories_ptr,  # [num_histories, vocab] int32
     token_ids_ptr,  # [num_tokens] int32
-    num_prompt_tokens, num_tokens, SIZE: tl.constexpr,
+    vocab, history, num_prompt_tokens, num_tokens, SIZE: tl.constexpr,
 ):
+    history_ptr = histories_ptr + tl.cast(history, tl.int64) * vocab
     i = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     token_id = tl.load(token_ids_ptr + i, mask=i < num_tokens, other=0)
     tl.atomic_or(history_ptr + token_id, 1, mask=i < num_prompt_tokens)
     tl.atomic_add(history_ptr + token_id, 2, mask=(i >= num_prompt_tokens) & (i < num_tokens))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _record_kernel(
     histories_ptr,  # [num_histories, vocab] int32
     history_of_ptr,  # [max_rows] int32: 1 + the row's history, 0: none
@@ -44,12 +45,13 @@ def _record_kernel(
     tl.store(at, word + 2, mask=counts)
 
 
-def learn(history: torch.Tensor, token_ids: torch.Tensor, num_prompt_tokens: int) -> None:
-    """Adds `token_ids` [num_tokens] int32 to `history` [vocab] int32."""
-    assert history.is_contiguous() and history.dtype == token_ids.dtype == torch.int32
+def learn(histories: torch.Tensor, history: int, token_ids: torch.Tensor, num_prompt_tokens: int) -> None:
+    """Adds `token_ids` [num_tokens] int32 to one of `histories` [num_histories, vocab] int32."""
+    assert histories.is_contiguous() and histories.dtype == token_ids.dtype == torch.int32
     if len(token_ids):
         _learn_kernel[(triton.cdiv(len(token_ids), 1024),)](
-            history, token_ids, num_prompt_tokens, len(token_ids), SIZE=1024, num_warps=4)
+            histories, token_ids, histories.shape[1], history, num_prompt_tokens, len(token_ids), SIZE=1024,
+            num_warps=4)
 
 
 def record(histories: torch.Tensor, history_of: torch.Tensor, rows: torch.Tensor, drawn: torch.Tensor) -> None:

@@ -91,9 +91,10 @@ def _logit(key, HALF: tl.constexpr):
 @triton.jit
 def _is_off(limit, BY_MASS: tl.constexpr):
     if BY_MASS:
-        return limit >= 1.0
+        is_off = limit >= 1.0
     else:
-        return limit <= 0
+        is_off = limit <= 0
+    return is_off
 
 
 @triton.jit
@@ -194,7 +195,7 @@ def _ties_kernel(
     if _is_off(limit, BY_MASS):
         return
     target = _target(limit, totals_ptr, row, num_slices, BY_MASS, SLICES)
-    low, high = _narrowed(before_ptr, sums_before_ptr, target, row, num_slices, PIVOTS, SLICES)
+    low, _ = _narrowed(before_ptr, sums_before_ptr, target, row, num_slices, PIVOTS, SLICES)
     if part == 0:
         tl.store(bracket_ptr + row * 2, low)
     ids = part * SLICE + tl.arange(0, SLICE)

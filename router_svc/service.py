@@ -53,6 +53,7 @@ log = logs.get(__name__)
 REDIS_TIMEOUT_S = 2.0
 LOAD_TIMEOUT_S = 1.0
 SNAPSHOT_TIMEOUT_S = 10.0
+MAX_SHOWN_CANDIDATES = 32  # in a span; the decision itself keeps all
 
 DEGRADED_NOW = gauge("shoal_router_degraded", "1 while decisions are made without this part", ["why"])
 
@@ -213,11 +214,13 @@ class RouterServicer(router_pb2_grpc.RouterServicer):
 
 
 def _facts(decision: Decision) -> Attributes:
-    """What a trace shows of a decision; candidates side by side in lists, in one order."""
+    """What a trace shows of a decision; the first candidates side by side in lists, in one order."""
+    shown = decision.candidates[:MAX_SHOWN_CANDIDATES]
     facts: dict[str, Value] = {
         "shoal.decision_id": decision.decision_id, "shoal.attempt": decision.attempt,
-        "shoal.route.candidates": [_place(c) for c in decision.candidates],
-        "shoal.route.predicted_ttft_s": [c.predicted_ttft_s for c in decision.candidates]}
+        "shoal.route.num_candidates": len(decision.candidates),
+        "shoal.route.candidates": [_place(c) for c in shown],
+        "shoal.route.predicted_ttft_s": [c.predicted_ttft_s for c in shown]}
     if decision.degraded:
         facts["shoal.route.degraded"] = decision.degraded
     choice = decision.choice

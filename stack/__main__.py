@@ -21,15 +21,15 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @contextmanager
-def one_line_errors() -> Iterator[None]:
-    """Every error that we raise ends as one line on stderr: exit code 2 for configuration, 1 for the rest."""
+def one_line_errors(config_code: int = 2) -> Iterator[None]:
+    """Every error that we raise ends as one line on stderr and an exit code: `config_code` for configuration, else 1."""
     from common.errors import ConfigError, ShoalError
 
     try:
         yield
     except ShoalError as error:
         typer.echo(f"shoal: {error.message}", err=True)
-        raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
+        raise typer.Exit(config_code if isinstance(error, ConfigError) else 1) from None
 
 
 @app.command()
@@ -46,7 +46,8 @@ def up(
     host: Annotated[str, typer.Option(help="Address the gateways bind.")] = "127.0.0.1",
     ssl_certfile: Annotated[str, typer.Option(help="Certificate of the gateways; they then speak HTTPS.")] = "",
     ssl_keyfile: Annotated[str, typer.Option(help="Its key.")] = "",
-    insecure: Annotated[bool, typer.Option("--insecure", help="Allow plain HTTP on a host beyond loopback.")] = False,
+    insecure: Annotated[bool, typer.Option(
+        "--insecure", help="Allow plaintext beyond loopback: HTTP on --host, --nats-url, --redis-url.")] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the first gateway; 0: a free one.")] = 8000,
     api_key: Annotated[str, typer.Option(envvar="SHOAL_API_KEY", help="Key that clients must send.")] = "",
     nats_url: Annotated[str, typer.Option(
@@ -67,13 +68,14 @@ def up(
     kv_cache_bytes: Annotated[int | None, typer.Option(help="Workers: memory for the KV cache.")] = None,
     block_size: Annotated[int | None, typer.Option(help="Workers: token slots of a KV block.")] = None,
     torch_threads: Annotated[int | None, typer.Option(help="Workers: threads of each.")] = None,
-    device: Annotated[str | None, typer.Option(help="Workers: cpu, cuda, cuda:N or auto.")] = None,
+    device: Annotated[str | None, typer.Option(help="Workers: cpu, cuda (a GPU each), cuda:N, auto.")] = None,
     gpu_memory_utilization: Annotated[float | None, typer.Option(help="Workers: part of a GPU's memory.")] = None,
     log_format: Annotated[str, typer.Option(help="console or json.")] = "console",
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all logs, not only warnings.")] = False,
 ) -> None:
     """Start NATS, Valkey and all services on this machine; Ctrl-C drains and stops."""
     from common.errors import ConfigError
+    from common.host_port import without_brackets
 
     with one_line_errors():
         from stack import ports
@@ -84,9 +86,10 @@ def up(
         from stack.state_file import default_state_dir
         from stack.up import up as run
 
+        host = without_brackets(host)
         gateway_flags = tuple(f"--{name}={value}" for name, value in (
-            ("ssl-certfile", ssl_certfile), ("ssl-keyfile", ssl_keyfile), ("insecure", insecure and "true")) if value)
-        http_tls = secured_gateway(host, gateway_flags)
+            ("ssl-certfile", ssl_certfile), ("ssl-keyfile", ssl_keyfile)) if value)
+        http_tls = secured_gateway(host, gateway_flags, insecure=insecure, nats_url=nats_url, redis_url=redis_url)
         if log_format not in ("console", "json"):
             raise ConfigError(f"--log-format must be console or json, got {log_format!r}", param="log_format")
         engine = {"dtype": dtype, "max_model_len": max_model_len, "max_num_seqs": max_num_seqs,
@@ -97,7 +100,7 @@ def up(
             model_path=ensure_model(model).resolve(), state_dir=(state_dir or default_state_dir()).resolve(),
             prefill=prefill, decode=decode, mixed=default_mixed(prefill, decode) if mixed is None else mixed,
             kvstore=kvstore, router=router, gateway=gateway, tokenizer=tokenizer,
-            host=host, port=port or ports.free_port(host), http_tls=http_tls, gateway_flags=gateway_flags,
+            host=host, port=port or ports.free_port(host), http_tls=http_tls, gateway_flags=gateway_flags, insecure=insecure,
             api_key=api_key, nats_url=nats_url, redis_url=redis_url,
             runner=runner, transport=transport, kvstore_dram_bytes=kvstore_dram_bytes,
             kvstore_ssd_bytes=kvstore_ssd_bytes, drain_timeout_s=drain_timeout_s,
@@ -120,12 +123,15 @@ def healthcheck(
     http: Annotated[str, typer.Option(help="URL that must answer 200, for example http://127.0.0.1:8000/ready.")] = "",
     service: Annotated[str, typer.Option(help="gRPC: which health; empty: whether it takes work.")] = "",
     timeout_s: Annotated[float, typer.Option(min=0.1, max=600, help="Deadline of the whole check.")] = 3.0,
+    tls: Annotated[bool | None, typer.Option(
+        "--tls/--no-tls", show_default=False,
+        help="gRPC: whether the port speaks TLS [default: where SHOAL_TLS_CA is set, but for SHOAL_HEALTH_PORT].")] = None,
 ) -> None:
     """Ask one service whether it takes work: exit code 0 or 1; for health checks of containers."""
-    with one_line_errors():
+    with one_line_errors(config_code=1):
         from stack.healthcheck import check
 
-        check(grpc, http, service, timeout_s)
+        check(grpc, http, service, timeout_s, tls)
 
 
 @app.command()

@@ -13,7 +13,7 @@ from typing import Any, Self
 import httpx2
 
 from common.config import ServiceConfig
-from common.errors import NotFound, Unavailable
+from common.errors import ConfigError, NotFound, Unavailable
 from stack.state_file import StackState, default_state_dir, find_stack
 
 Json = dict[str, Any]
@@ -42,7 +42,8 @@ class ApiClient:
         self.url = url
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         timeout = httpx2.Timeout(_READ_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S)
-        self._http = httpx2.Client(base_url=url, headers=headers, timeout=timeout, trust_env=False, verify=_verify(url))
+        self._http = httpx2.Client(base_url=url, headers=headers, timeout=timeout, trust_env=False,
+                                  verify=tls_context(url) or True)
 
     def __enter__(self) -> Self:
         return self
@@ -95,10 +96,13 @@ class ApiClient:
             raise Unavailable(f"{self.url}: {type(error).__name__} {error}".rstrip()) from None
 
 
-def _verify(url: str) -> ssl.SSLContext | bool:
-    """An https gateway is known by SHOAL_TLS_CA where that is set, else by the system's CAs."""
+def tls_context(url: str) -> ssl.SSLContext | None:
+    """An https gateway is known by SHOAL_TLS_CA where that is set; None: by the usual CAs. Raises `ConfigError`."""
     ca = ServiceConfig.load([]).tls_ca if url.startswith("https:") else ""
-    return ssl.create_default_context(cafile=ca) if ca else True
+    try:
+        return ssl.create_default_context(cafile=ca) if ca else None
+    except OSError as error:
+        raise ConfigError(f"tls_ca={ca!r}: {error.strerror or error}", param="tls_ca") from None
 
 
 def error_message(answer: Json) -> str:

@@ -8,8 +8,14 @@ from common.wire_security import load_security
 from gateway.config import GatewayConfig
 
 
-def secured_gateway(host: str, flags: Sequence[str]) -> bool:
-    """True for HTTPS. Raises `ConfigError` for a host that may not be served in plaintext, before anything starts."""
-    config = GatewayConfig.load(["--host", host, *flags])
+def secured_gateway(
+    host: str, flags: Sequence[str], *, insecure: bool = False, nats_url: str = "", redis_url: str = ""
+) -> bool:
+    """True for HTTPS. Raises `ConfigError`, before anything starts, for plaintext that is not allowed.
+
+    An empty URL is that of a server of this machine.
+    """
+    given = {"--insecure": "true" if insecure else "", "--nats-url": nats_url, "--redis-url": redis_url}
+    config = GatewayConfig.load(["--host", host, *flags, *(f"{flag}={value}" for flag, value in given.items() if value)])
     load_security(config)
     return config.has_server_tls

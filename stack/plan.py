@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.errors import ConfigError
+from common.host_port import host_port
 from stack.child import ChildSpec, Gate
 
 _GATES = Callable[[str, str], Gate]  # (service, service_id) → its gate
@@ -46,6 +47,7 @@ class StackOptions:
     port: int = 8000
     http_tls: bool = False  # the gateways have a certificate, by flag or environment
     gateway_flags: tuple[str, ...] = ()
+    insecure: bool = False  # all services: plaintext beyond loopback
     api_key: str = ""
     nats_url: str = ""  # empty: embedded
     redis_url: str = ""
@@ -64,6 +66,9 @@ class StackOptions:
             raise ConfigError("nobody would decode: --decode or --mixed must be at least 1", param="decode")
         if self.port + self.gateway - 1 > 65535:
             raise ConfigError(f"--port {self.port} with --gateway {self.gateway} goes beyond 65535", param="port")
+        if self.prefill and self.engine_flags.get("device", "").startswith("cuda"):
+            raise ConfigError("--prefill: the KV of a GPU cannot be handed off yet; run --mixed workers on GPUs",
+                              param="prefill")
         for name, known in (("runner", RUNNERS), ("transport", TRANSPORTS)):
             if (value := getattr(self, name)) not in known:
                 raise ConfigError(f"--{name} must be one of {', '.join(known)}; got {value!r}", param=name)
@@ -78,8 +83,8 @@ class StackOptions:
 
     @property
     def url(self) -> str:
-        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)
-        return f"{'https' if self.http_tls else 'http'}://{host}:{self.port}"
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"{'https' if self.http_tls else 'http'}://{host_port(host, self.port)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +109,8 @@ def service_specs(
         name = f"{kind.name}-{index}"
         argv = (sys.executable, "-m", kind.module, "--service-id", name, "--port", str(kind.port(index)),
                 "--metrics-port", "0", "--log-format", "json",
-                "--drain-timeout-s", f"{options.drain_timeout_s:g}", *kind.flags(index))
+                "--drain-timeout-s", f"{options.drain_timeout_s:g}", *(("--insecure",) if options.insecure else ()),
+                *kind.flags(index))
         # URLs and keys go by environment, out of sight of other users of the machine.
         own = f"SHOAL_{kind.service.upper()}_"
         env = {**_CHILD_ENV, f"{own}NATS_URL": nats_url, f"{own}REDIS_URL": redis_url}
@@ -118,13 +124,19 @@ def service_specs(
 
 def _kinds(options: StackOptions, shm_dir: Path) -> tuple[_Kind, ...]:
     model = f"{options.model_name}={options.model_path}"
-    engine = tuple(part for name, value in options.engine_flags.items() for part in (_flag(name), value))
-    worker = ("--model-path", str(options.model_path), "--model-name", options.model_name,
-              "--runner", options.runner, "--shm-dir", str(shm_dir), *engine)
     transport = () if options.transport == "auto" else ("--transport", options.transport)
 
-    def decoder(role: str) -> tuple[str, ...]:
-        return ("--role", role, *worker, *transport)
+    def worker(index: int) -> tuple[str, ...]:
+        """Of several workers each has a GPU of its own, where no index was asked for."""
+        engine = {**options.engine_flags}
+        if engine.get("device") == "cuda":
+            engine["device"] = f"cuda:{index}"
+        flags = (part for name, value in engine.items() for part in (_flag(name), value))
+        return ("--model-path", str(options.model_path), "--model-name", options.model_name,
+                "--runner", options.runner, "--shm-dir", str(shm_dir), *flags)
+
+    def decoder(role: str, index: int) -> tuple[str, ...]:
+        return ("--role", role, *worker(index), *transport)
 
     def store(index: int) -> tuple[str, ...]:
         return ("--shm-dir", str(shm_dir), "--dram-bytes", str(options.kvstore_dram_bytes),
@@ -135,9 +147,10 @@ def _kinds(options: StackOptions, shm_dir: Path) -> tuple[_Kind, ...]:
         _Kind("tokenizer", options.tokenizer, "tokenizer_svc", "tokenizer", 1, lambda _: ("--models", model)),
         _Kind("kvstore", options.kvstore, "kvstore_svc", "kvstore", 1, store),
         _Kind("router", options.router, "router_svc", "router", 1),
-        _Kind("prefill", options.prefill, "prefill_svc", "prefill", 2, lambda _: worker),
-        _Kind("decode", options.decode, "decode_svc", "decode", 3, lambda _: decoder("decode")),
-        _Kind("mixed", options.mixed, "decode_svc", "decode", 3, lambda _: decoder("mixed")),
+        _Kind("prefill", options.prefill, "prefill_svc", "prefill", 2, worker),
+        _Kind("decode", options.decode, "decode_svc", "decode", 3, lambda index: decoder("decode", index)),
+        _Kind("mixed", options.mixed, "decode_svc", "decode", 3,
+              lambda index: decoder("mixed", options.decode + index)),
         _Kind("gateway", options.gateway, "gateway", "gateway", 4,
               lambda _: ("--host", options.host, *options.gateway_flags), options.gateway_ports.__getitem__),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -71,7 +72,7 @@ class ScriptedServer:
 
 
 @asynccontextmanager
-async def scripted(answer: Answer) -> AsyncIterator[ScriptedServer]:
+async def scripted(answer: Answer, context: ssl.SSLContext | None = None) -> AsyncIterator[ScriptedServer]:
     made = ScriptedServer(answer)
     tasks: set[asyncio.Task[None]] = set()
 
@@ -81,8 +82,8 @@ async def scripted(answer: Answer) -> AsyncIterator[ScriptedServer]:
         tasks.add(task)
         await made.serve(reader, writer)
 
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    made.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=context)
+    made.url = f"{'https' if context else 'http'}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
         yield made
     finally:

@@ -17,9 +17,11 @@ from urllib.parse import urlsplit
 import httptools
 
 from common.errors import ConfigError
+from stack.api_client import tls_context
 
 OnBody = Callable[[bytes, float], None]  # a piece of a 200's body and when it came, by `time.perf_counter`
 _MAX_ERROR_BYTES: Final = 64 << 10
+_STALE_S: Final = 0.005  # a connection that ends so soon after the request was written had been closed before
 
 
 class Disconnected(Exception):
@@ -44,7 +46,9 @@ class Connection(asyncio.Protocol):
         self._on_body: OnBody | None = None
         self._answer = Answer()
         self._now = 0.0
-        self.got_bytes = False  # of the answer under way
+        self._asked_at = 0.0
+        self._got_bytes = False  # of the answer under way
+        self.was_stale = False  # the server had closed it before it could see the request
         self.is_reusable = True
 
     def ask(self, request: bytes, on_body: OnBody) -> asyncio.Future[Answer]:
@@ -52,7 +56,8 @@ class Connection(asyncio.Protocol):
         assert self._transport is not None
         assert self._waiter is None, "one request at a time"
         self._parser = httptools.HttpResponseParser(self)
-        self._on_body, self._answer, self.got_bytes = on_body, Answer(), False
+        self._on_body, self._answer, self._got_bytes = on_body, Answer(), False
+        self._asked_at = time.perf_counter()
         self._waiter = asyncio.get_running_loop().create_future()
         self._transport.write(request)
         return self._waiter
@@ -72,7 +77,7 @@ class Connection(asyncio.Protocol):
         if self._waiter is None:
             self.close()  # bytes that nobody asked for
             return
-        self.got_bytes = True
+        self._got_bytes = True
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -81,6 +86,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_reusable = False
+        self.was_stale = not self._got_bytes and time.perf_counter() - self._asked_at < _STALE_S
         self._end(Disconnected(f"connection lost before the answer's end{f': {exc}' if exc else ''}"))
 
     # What the parser calls.
@@ -121,7 +127,7 @@ class Endpoint:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"URL {url!r}: must be like http://HOST:PORT", param="url")
         self._host, self._port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
-        self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
+        self._ssl = (tls_context(url) or ssl.create_default_context()) if parts.scheme == "https" else None
         self._base = parts.path.rstrip("/").removesuffix("/v1")
         fixed = {"Host": parts.netloc.rpartition("@")[2], "Content-Type": "application/json",
                  "Accept": "text/event-stream, application/json"}
@@ -135,10 +141,11 @@ class Endpoint:
         head = f"POST {self._base}{path} HTTP/1.1\r\n{self._headers}Content-Length: {len(body)}\r\n\r\n"
         return head.encode("latin-1") + body
 
-    async def ask(self, request: bytes, on_body: OnBody) -> Answer:
+    async def ask(self, request: bytes, on_body: OnBody, on_resent: Callable[[], None] = lambda: None) -> Answer:
         """One answer, whole. The caller bounds it in time; cancelling closes the connection, which cancels the work.
 
-        Raises `Disconnected` or `OSError`. A kept connection that the server had closed meanwhile is replaced once.
+        Raises `Disconnected` or `OSError`. A kept connection that the server had closed meanwhile is replaced once,
+        which `on_resent` hears of; one that ends later is a failure, also before the first byte of an answer.
         """
         while self._idle:
             connection = self._idle.pop()
@@ -147,8 +154,9 @@ class Endpoint:
             try:
                 return await self._on(connection, request, on_body)
             except Disconnected:
-                if connection.got_bytes:
+                if not connection.was_stale:
                     raise
+                on_resent()
                 break
         return await self._on(await self._connect(), request, on_body)
 

@@ -39,21 +39,30 @@ class ClientLag:
     loop_p99_ms: float
     loop_max_ms: float
     limit_ms: float
+    queue_p99_ms: float = 0.0  # wait for a slot; only where requests come at a rate of their own, which it thins out
 
     @property
     def warning(self) -> str:
-        """Empty while both are within the limit at the 99th percentile."""
+        """Empty while all are within the limit at the 99th percentile."""
         late = []
         if self.sent_p99_ms > self.limit_ms:
             late.append(f"requests left up to {self.sent_p99_ms:.1f} ms (p99) after their time")
         if self.loop_p99_ms > self.limit_ms:
             late.append(f"its event loop was {self.loop_p99_ms:.1f} ms (p99) behind, so chunk times are off by as much")
+        if self.queue_p99_ms > self.limit_ms:
+            late.append(f"requests waited {self.queue_p99_ms:.1f} ms (p99) for --max-concurrency, so the load was lighter "
+                        "than the rate")
         return f"the load generator itself was late: {'; '.join(late)} (limit {self.limit_ms:g} ms)" if late else ""
 
 
-def client_lag(records: Sequence[RequestRecord], loop: LoopDelay, limit_ms: float) -> ClientLag:
-    sent = [record.sent_s - record.due_s for record in records if record.outcome is not Outcome.NOT_SENT]
-    return ClientLag(_high(sent), _max(sent), _high(loop.delays_s), _max(loop.delays_s), limit_ms)
+def client_lag(
+    records: Sequence[RequestRecord], loop: LoopDelay, limit_ms: float, *, has_rate: bool = False
+) -> ClientLag:
+    """`has_rate`: the workload has arrivals, so waiting for a slot is a lag too."""
+    went = [record for record in records if record.outcome is not Outcome.NOT_SENT]
+    sent, queue = [record.sent_s - record.due_s for record in went], [record.queue_s for record in went]
+    return ClientLag(_high(sent), _max(sent), _high(loop.delays_s), _max(loop.delays_s), limit_ms,
+                     _high(queue) if has_rate else 0.0)
 
 
 def _high(values_s: Sequence[float]) -> float:

@@ -117,16 +117,25 @@ class Load:
             record.sent_s = self._now()
             record.outcome = Outcome.INTERRUPTED  # unless it ends
             reader = AnswerReader(record)
+
+            def resent() -> None:
+                record.num_resent += 1
+
             try:
                 async with asyncio.timeout(self._options.deadline_s):
-                    answer = await self._endpoint.ask(call, lambda piece, at: reader.feed(piece, at - self._start))
+                    answer = await self._endpoint.ask(
+                        call, lambda piece, at: reader.feed(piece, at - self._start), resent)
                 record.outcome, record.error = _judged(answer, reader)
                 record.status = answer.status
             except TimeoutError:
                 record.outcome, record.error = Outcome.ABORTED, f"no end within {self._options.deadline_s:g} s"
             except (Disconnected, OSError) as error:
-                why = "" if reader.done and not reader.error else f"{type(error).__name__}: {error}"[:_ERROR_CHARS]
-                record.outcome, record.error = (Outcome.FAILED, why) if why else (Outcome.COMPLETED, "")
+                if reader.done:  # only the connection's good-bye is missing; a body is fed of a 200 alone
+                    record.outcome, record.error = _judged(Answer(200), reader)
+                    record.status = 200
+                else:
+                    record.outcome = Outcome.FAILED
+                    record.error = reader.error or f"{type(error).__name__}: {error}"[:_ERROR_CHARS]
             finally:
                 record.end_s = self._now()
                 reader.end()

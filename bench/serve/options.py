@@ -93,6 +93,11 @@ class ServeOptions:
             raise _bad("request_rate", f"the {name} workload has its own arrivals")
 
     @property
+    def has_rate(self) -> bool:
+        """Whether requests come at their own times, not only as slots come free."""
+        return self.has_own_arrivals or not math.isinf(self.request_rate)
+
+    @property
     def has_own_arrivals(self) -> bool:
         return self.dataset.name in _TIMED
 

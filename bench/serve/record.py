@@ -38,6 +38,7 @@ class RequestRecord:
     finish_s: float | None = None
     num_output_tokens: int | None = None  # None: the server sent no usage
     num_cached_tokens: int | None = None
+    num_resent: int = 0  # its connection turned out to be closed already
     status: int = 0
     error: str = ""
     text: str = ""

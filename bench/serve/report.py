@@ -14,7 +14,7 @@ from rich.table import Table
 from bench.figures import Figure
 from bench.serve.lag import ClientLag
 from bench.serve.record import Outcome, RequestRecord
-from bench.serve.summary import METRICS, Summary
+from bench.serve.summary import METRICS, Spread, Summary
 
 _MAX_ERRORS: Final = 10
 _LEAST_MS: Final = 0.001
@@ -34,6 +34,10 @@ def figures(summary: Summary, groups: dict[str, Summary], lag: ClientLag) -> lis
     if summary.goodput is not None:
         made.append(Figure("goodput", summary.goodput, "requests/s", "request throughput", rate,
                            summary.goodput / rate if rate else None))
+    if summary.num_resent:
+        made.append(Figure("sent again", summary.num_resent, "requests"))
+    if summary.has_queued:
+        made += _spread("wait for a slot", summary.queue)
     made += _latencies("", summary)
     for name, group in groups.items():
         made += _latencies(f"{name}: ", group)
@@ -55,6 +59,11 @@ def print_tables(console: Console, title: str, summary: Summary, groups: dict[st
                               f"{summary.rate(summary.total_input_tokens):,.1f} in")
     rates.add_row("input tokens", f"{summary.total_input_tokens:,}, {summary.cached_input_tokens:,} from a cache")
     rates.add_row("most requests at once", str(summary.max_concurrent_requests))
+    if summary.num_resent:
+        rates.add_row("requests sent again", f"{summary.num_resent}, as the server had closed their connection")
+    if summary.has_queued:
+        waits = (f"p{q:g} {value:,.1f}" for q, value in summary.queue.percentiles.items())
+        rates.add_row("wait for a slot, ms", f"mean {summary.queue.mean:,.1f}, {', '.join(waits)}")
     rates.add_row("client's own lag, p99", f"sent {lag.sent_p99_ms:.1f} ms late, event loop {lag.loop_p99_ms:.1f} ms")
     console.print(rates)
     latencies = Table("ms", "mean", "std", *(f"p{q:g}" for q in summary.spreads["ttft"].percentiles))
@@ -103,6 +112,10 @@ def _latencies(prefix: str, summary: Summary) -> list[Figure]:
     for name in METRICS:
         spread = summary.spreads[name]
         if not math.isnan(spread.mean):
-            made.append(Figure(f"{prefix}{name.upper()} mean", spread.mean, "ms"))
-            made += [Figure(f"{prefix}{name.upper()} p{q:g}", value, "ms") for q, value in spread.percentiles.items()]
+            made += _spread(f"{prefix}{name.upper()}", spread)
     return made
+
+
+def _spread(name: str, spread: Spread) -> list[Figure]:
+    return [Figure(f"{name} mean", spread.mean, "ms"),
+            *(Figure(f"{name} p{q:g}", value, "ms") for q, value in spread.percentiles.items())]

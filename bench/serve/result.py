@@ -13,7 +13,7 @@ from typing import Any
 from bench.serve.lag import ClientLag
 from bench.serve.options import ServeOptions
 from bench.serve.record import Outcome, RequestRecord
-from bench.serve.summary import METRICS, Summary
+from bench.serve.summary import METRICS, Spread, Summary
 
 Json = dict[str, Any]
 
@@ -32,11 +32,12 @@ def result(
         **_totals(summary), **_latencies(summary),
         "outcomes": {outcome.value: summary.outcomes.get(outcome, 0) for outcome in Outcome},
         "refused_by_status": {str(status): count for status, count in summary.refused_by_status.items()},
-        "cached_input_tokens": summary.cached_input_tokens, "stopped_by": stopped_by or None,
+        "cached_input_tokens": summary.cached_input_tokens, "num_resent": summary.num_resent,
+        **(_spread("queue", summary.queue) if summary.has_queued else {}), "stopped_by": stopped_by or None,
         "dataset_name": options.dataset.name, "seed": options.dataset.seed, "goodput_limits_ms": dict(options.goodput),
         "client_lag": {
             "sent_p99_ms": lag.sent_p99_ms, "sent_max_ms": lag.sent_max_ms, "loop_p99_ms": lag.loop_p99_ms,
-            "loop_max_ms": lag.loop_max_ms, "limit_ms": lag.limit_ms, "warning": lag.warning or None},
+            "loop_max_ms": lag.loop_max_ms, "queue_p99_ms": lag.queue_p99_ms, "limit_ms": lag.limit_ms, "warning": lag.warning or None},
     }
     if groups:
         body["groups"] = {name: {**_totals(group), **_latencies(group)} for name, group in groups.items()}
@@ -58,11 +59,14 @@ def _totals(summary: Summary) -> Json:
 def _latencies(summary: Summary) -> Json:
     body: Json = {}
     for name in METRICS:
-        spread = summary.spreads[name]
-        body |= {f"mean_{name}_ms": _finite(spread.mean), f"median_{name}_ms": _finite(spread.median),
-                 f"std_{name}_ms": _finite(spread.std)}
-        body |= {f"p{percentile:g}_{name}_ms": _finite(value) for percentile, value in spread.percentiles.items()}
+        body |= _spread(name, summary.spreads[name])
     return body
+
+
+def _spread(name: str, spread: Spread) -> Json:
+    return {f"mean_{name}_ms": _finite(spread.mean), f"median_{name}_ms": _finite(spread.median),
+            f"std_{name}_ms": _finite(spread.std),
+            **{f"p{percentile:g}_{name}_ms": _finite(value) for percentile, value in spread.percentiles.items()}}
 
 
 def _details(records: Sequence[RequestRecord]) -> Json:
@@ -75,6 +79,7 @@ def _details(records: Sequence[RequestRecord]) -> Json:
         "latencies": [record.e2el_s for record in records],
         "start_times": [record.sent_s for record in records],
         "queue_times": [record.queue_s for record in records],
+        "resent": [record.num_resent for record in records],
         "server_queue_times": [record.server_queue_s for record in records],
         "server_ttfts": [record.server_ttft_s for record in records],
         "generated_texts": [record.text for record in records],

@@ -94,7 +94,7 @@ def measure(options: ServeOptions) -> Measured:
               for name, members in groups.items()}
     return Measured(
         load.records, summarize(load.records, load.duration_s, options.percentiles, options.goodput), spread,
-        client_lag(load.records, load.loop_delay, options.lag_limit_ms), load.stopped_by)
+        client_lag(load.records, load.loop_delay, options.lag_limit_ms, has_rate=options.has_rate), load.stopped_by)
 
 
 async def _loaded(

@@ -37,11 +37,18 @@ class Summary:
     goodput: float | None
     max_output_tokens_per_s: float
     max_concurrent_requests: int
+    num_resent: int
+    queue: Spread  # for a slot below the limit of requests at once, of all that were sent
     spreads: Mapping[str, Spread]
 
     @property
     def completed(self) -> int:
         return self.outcomes.get(Outcome.COMPLETED, 0)
+
+    @property
+    def has_queued(self) -> bool:
+        """Whether any request waited for a slot."""
+        return self.queue.mean > 0
 
     @property
     def not_completed(self) -> int:
@@ -66,7 +73,8 @@ def summarize(
         cached_input_tokens=sum(record.num_cached_tokens or 0 for record in done),
         goodput=good / duration_s if goodput and duration_s > 0 else None,
         max_output_tokens_per_s=max(tokens_by_second(done), default=0.0),
-        max_concurrent_requests=max_concurrent(records),
+        max_concurrent_requests=max_concurrent(records), num_resent=sum(record.num_resent for record in records),
+        queue=_spread([r.queue_s * 1000 for r in records if r.outcome is not Outcome.NOT_SENT], percentiles),
         spreads={name: _spread(values[name], percentiles) for name in METRICS})
 
 

@@ -23,9 +23,7 @@ class GpuDecoder:
 
     def __init__(self, decoder: Decoder, weights: DecoderWeights, cache: torch.Tensor, max_len: int) -> None:
         """Raises `ModelLoadError` for a part that has no kernel here."""
-        for layer in decoder.layers:
-            _check(layer)
-        _check_whole(decoder)
+        check_supported(decoder)
         self.decoder, self.sizes = decoder, decoder.sizes
         self.weights, self.cache = weights, cache
         rope = decoder.layers[0].attention.rope
@@ -76,6 +74,13 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
     return x @ weight if bias is None else torch.addmm(bias, x, weight)
 
 
+def check_supported(decoder: Decoder) -> None:
+    """Raises `ModelLoadError` for a part that has no kernel here."""
+    for layer in decoder.layers:
+        _check(layer)
+    _check_whole(decoder)
+
+
 def _check(layer: Layer) -> None:
     attention, mlp = layer.attention, layer.mlp
     unsupported = {
@@ -88,7 +93,9 @@ def _check(layer: Layer) -> None:
 
 
 def _check_whole(decoder: Decoder) -> None:
+    head_dim = decoder.sizes.head_dim
     _refuse({
+        f"heads of {head_dim} dimensions": head_dim < 16 or head_dim & (head_dim - 1) != 0,
         "several ropes": len({layer.attention.rope for layer in decoder.layers}) > 1,
         "a scaled embedding": decoder.embedding_scale != 1.0, "scaled logits": decoder.logit_scale != 1.0,
         "soft-capped logits": decoder.logit_softcap is not None, "a mean norm": decoder.norm.kind != "rms"})

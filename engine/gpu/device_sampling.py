@@ -24,7 +24,7 @@ from engine.gpu.device_words import staging
 from engine.gpu.sampling_rows import SamplingRows
 from engine.step import Join, StepPlan
 from kernels.adjust_logits import adjust_logits
-from kernels.gumbel_argmax import gumbel_argmax
+from kernels.gumbel_argmax import SLICE, gumbel_argmax
 from kernels.token_counts import learn, record
 from kernels.top_logprobs import MAX_TOP, LogprobScratch, top_logprobs
 from kernels.truncate_logits import TruncateScratch, truncate_logits
@@ -77,9 +77,9 @@ class DeviceSampling:
 
     def __init__(
         self, rows: DeviceRows, vocab_size: int, end_token_ids: frozenset[int], max_num_seqs: int,
-        device: torch.device, max_histories: int = 256,
+        device: torch.device, max_histories: int = 256, slice_size: int = SLICE,
     ) -> None:
-        self._rows, self._ends = rows, end_token_ids
+        self._rows, self._ends, self._slice_size = rows, end_token_ids, slice_size
         self._more = SamplingRows(rows.max_rows, vocab_size, min(max_histories, max_num_seqs), device)
         self._special: dict[str, tuple[int, SamplingParams]] = {}
         self._hosted: set[str] = set()
@@ -89,8 +89,8 @@ class DeviceSampling:
         self._staged_masks = [staging(*mask_shape, dtype=torch.int32, device=device) for _ in range(_SLOTS)]
         self._staged_rows = [staging(max_num_seqs, dtype=torch.int32, device=device) for _ in range(_SLOTS)]
         self._adjusted = torch.zeros(max_num_seqs, vocab_size, dtype=torch.float32, device=device)
-        self._scratch = TruncateScratch.make(max_num_seqs, vocab_size, device)
-        self._logprobs = LogprobScratch.make(max_num_seqs, vocab_size, device)
+        self._scratch = TruncateScratch.make(max_num_seqs, vocab_size, device, slice_size)
+        self._logprobs = LogprobScratch.make(max_num_seqs, vocab_size, device, slice_size)
         self._results = [staging(*self._logprobs.found.shape, dtype=torch.int32, device=device)
                          for _ in range(_SLOTS)]
         self._turn = 0
@@ -140,13 +140,13 @@ class DeviceSampling:
         """Compile all that a draw from logits of `dtype` may launch."""
         device = self._masks.device
         logits = torch.zeros(1, self._adjusted.shape[1], dtype=dtype, device=device)
-        rows, drawn = torch.full((1,), -1, dtype=torch.int32, device=device), torch.zeros(1, dtype=torch.int64, device=device)
+        rows = torch.full((1,), -1, dtype=torch.int32, device=device)
+        drawn = torch.zeros(1, dtype=torch.int64, device=device)
         for flag in (False, True):
             self._run(_Chain(flag, True, True, True, True, flag), logits, rows, drawn,
                       self._mask_rows[:1] if flag else None)
-        record(self._more.histories, self._more.history_of, rows, drawn)
-        learn(self._more.histories[0], rows[:0], 0)
-        top_logprobs(logits, rows, self._more.num_logprobs, drawn, self._logprobs)
+        learn(self._more.histories, 0, torch.zeros_like(rows), 1)  # a history is cleared when it is taken
+        top_logprobs(logits, rows, self._more.num_logprobs, drawn, self._logprobs, self._slice_size)
 
     def _run(
         self, chain: _Chain, logits: torch.Tensor, rows: torch.Tensor, drawn: torch.Tensor,
@@ -156,13 +156,15 @@ class DeviceSampling:
         adjusted = self._adjusted[: len(logits)]
         adjust_logits(
             logits, rows, held.output_positions, held.temperatures, more.changes, self._masks, mask_rows,
-            scratch.maxes, adjusted, behind=1, has_lists=chain.has_lists, can_cut=chain.can_cut)
+            scratch.maxes, adjusted, behind=1, has_lists=chain.has_lists, can_cut=chain.can_cut,
+            slice_size=self._slice_size)
         truncate_logits(
             adjusted, rows, held.temperatures, more.top_ks, more.top_ps, scratch, by_count=chain.by_count,
-            by_mass=chain.by_mass, is_half=logits.dtype == torch.bfloat16 and not chain.moves)
+            by_mass=chain.by_mass, is_half=logits.dtype == torch.bfloat16 and not chain.moves,
+            slice_size=self._slice_size)
         gumbel_argmax(
             adjusted, rows, held.keys, held.output_positions, held.temperatures, scratch.slice_scores,
-            scratch.slice_ids, drawn, behind=1)
+            scratch.slice_ids, drawn, behind=1, slice_size=self._slice_size)
         if chain.moves:
             record(more.histories, more.history_of, rows, drawn)
 
@@ -174,7 +176,7 @@ class DeviceSampling:
                   if held is not None and held[1].logprobs is not None]
         if not wanted:
             return None
-        found = top_logprobs(logits, rows, self._more.num_logprobs, drawn, self._logprobs)
+        found = top_logprobs(logits, rows, self._more.num_logprobs, drawn, self._logprobs, self._slice_size)
         words = self._results[self._turn % _SLOTS][: len(found)]
         words.copy_(found, non_blocking=True)
         return PendingLogprobs(words, wanted)

@@ -53,5 +53,6 @@ class DeviceState:
         gumbel_argmax(logits, rows, self.rows.keys, self.rows.output_positions, self.rows.temperatures,
                       self.slice_scores, self.slice_ids, drawn)
 
-    def advance(self, rows: torch.Tensor, drawn: torch.Tensor) -> None:
-        advance(rows, drawn, self.rows.last_tokens, self.rows.num_computed, self.rows.output_positions)
+    def advance(self, rows: torch.Tensor, drawn: torch.Tensor, by: int = 1) -> None:
+        """`by` 0: `drawn` only replaces what the rows drew last."""
+        advance(rows, drawn, self.rows.last_tokens, self.rows.num_computed, self.rows.output_positions, by)

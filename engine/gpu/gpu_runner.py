@@ -2,9 +2,10 @@
 
 Life: loaded → warmed up (steps captured as CUDA graphs, kernels compiled) → executing, at most two plans launched at
 once. A launch only enqueues: decode steps and short extends are one graph, larger steps run kernel by kernel, and the
-drawn tokens come down asynchronously. Every launch draws by temperature alone. Where a row's draw needs more, the host
-draws again from the logits before the next step is launched, or when this one is collected; until then its grammars'
-masks are worked out. Only rows with prompt scores make a launch wait.
+drawn tokens come down asynchronously. Every launch draws by temperature alone. Where a row's draw needs more,
+`DeviceSampling` draws again from the logits: at once, or where there are grammars, whose masks are being worked out,
+before the next step is launched or when this one is collected. Rows that only the host can draw for make that wait,
+and rows with prompt scores make a launch wait.
 
 Buffers in pinned memory go round: a step is collected before the second one after it is launched, so two of each would
 do.
@@ -22,6 +23,7 @@ from common.errors import InternalError
 from common.generation import TokenLogprobs
 from engine.gpu.decode_columns import DecodeColumns
 from engine.gpu.decode_graph import least_holding
+from engine.gpu.device_sampling import DeviceSampling, PendingLogprobs
 from engine.gpu.device_state import DeviceState
 from engine.gpu.extend_graph import least_fitting
 from engine.gpu.flat_inputs import FlatLayout, FlatParts, FlatPlan, sampled_rows
@@ -29,9 +31,11 @@ from engine.gpu.flat_step import drawing_logits, forward
 from engine.gpu.host_draw import HostDraw, is_plain
 from engine.gpu.step_graphs import Say, StepGraphs
 from engine.sampling.noise import seed_key
-from engine.step import StepPlan, StepResult
+from engine.step import BlockCopy, StepPlan, StepResult
+from kernels.block_copy import copy_blocks, independent
 
 _SLOTS = 4  # of pinned memory
+_LEAST_TEMPERATURE = 1e-30  # logits divided by it are finite
 Prompts = Mapping[int, Sequence[TokenLogprobs]]
 
 
@@ -41,8 +45,8 @@ class _Launched:
     sampled: Sequence[int]  # indices of the plan's rows, in the order of the drawn tokens
     tokens: torch.Tensor | None = None  # pinned [len(sampled)] int64, there once `done`
     done: torch.cuda.Event | None = None
-    undrawn: tuple[torch.Tensor, torch.Tensor] | None = None  # logits and device rows of what is drawn again
-    drawn: list[int] = field(default_factory=list)  # on the host
+    undrawn: tuple[torch.Tensor, ...] | None = None  # logits, device rows and ids of what is drawn again
+    pending: PendingLogprobs | None = None  # there once `done`
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     prompt_logprobs: Prompts = field(default_factory=dict)
 
@@ -65,6 +69,7 @@ class GpuRunner:
         self._passing: list[int] = []  # rows of sequences that have not joined, of the plan in hand
         self._columns = DecodeColumns(is_plain)
         self._host = HostDraw(state.decoder, eos_token_ids)
+        self._sampling = DeviceSampling(state.rows, sizes.vocab, eos_token_ids, max_num_seqs, self._device)
         self.graphs = StepGraphs(max_num_seqs, max_num_batched_tokens)
         self.num_graph_steps = self.num_eager_steps = 0
         self._launched: deque[_Launched] = deque()
@@ -99,6 +104,9 @@ class GpuRunner:
     def capture(self, say: Say, limit: int | None = None) -> None:
         """Capture the graphs (the next `limit`, the largest first); without them all steps run kernel by kernel."""
         self.graphs.capture(self._state, self._words, say, limit)
+        if limit is None:
+            self._sampling.warm_up(self._cache.dtype)
+            copy_blocks(self._cache, *torch.zeros(2, 4, dtype=torch.int32, device=self._device)[:, :1])
 
     def launch(self, plan: StepPlan) -> None:
         try:
@@ -127,14 +135,14 @@ class GpuRunner:
         if row is not None:
             self._state.rows.free(row)
             self._host.forget(request_id)
+            self._sampling.forget(request_id)
             self._columns.invalidate()
 
     @torch.inference_mode()
     def _launch(self, plan: StepPlan, *, keep_logits: bool = False) -> None:
         torch.cuda.set_device(self._device)
         self._finish_draw()
-        for copy in plan.copies:
-            self._cache[copy.target].copy_(self._cache[copy.source], non_blocking=True)
+        self._copy(plan.copies)
         self._join(plan)
         rows = self._state.rows
         plain = self._columns.take(plan.decode, self._row_of, rows) and plan.masks is None and not keep_logits
@@ -153,6 +161,8 @@ class GpuRunner:
             self._launch_decode(plan, plain)
         while self._passing:
             rows.free(self._passing.pop())
+        if plan.masks is None and not keep_logits and not self._sampling.hosted(plan, self._launched[-1].sampled):
+            self._finish_draw()
 
     def _launch_decode(self, plan: StepPlan, plain: bool) -> None:
         num, rows = len(plan.decode), self._columns.rows
@@ -166,7 +176,7 @@ class GpuRunner:
         if plain:
             self._bring_down(plan, range(num), graph.drawn)
         else:
-            self._draw_later(plan, range(num), graph.logits, graph.rows)
+            self._draw_later(plan, range(num), graph.logits, graph.rows, graph.drawn)
 
     def _launch_flat(self, plan: StepPlan, chunk_rows: Sequence[int], plain: bool) -> None:
         flat = FlatPlan(self._columns.rows, plan.chunks, chunk_rows, self._state.block_size, self._group)
@@ -194,7 +204,7 @@ class GpuRunner:
         if plain or not sampled:
             self._bring_down(plan, sampled, drawn, scores)
         else:
-            self._draw_later(plan, sampled, logits, drawing, scores)
+            self._draw_later(plan, sampled, logits, drawing, drawn, scores)
 
     def _draw(
         self, parts: FlatParts, x: torch.Tensor, residual: torch.Tensor, num_rows: int
@@ -210,22 +220,25 @@ class GpuRunner:
 
     def _draw_later(
         self, plan: StepPlan, sampled: Sequence[int], logits: torch.Tensor, drawing: torch.Tensor,
-        scores: Prompts | None = None,
+        drawn: torch.Tensor, scores: Prompts | None = None,
     ) -> None:
-        """`logits` and `drawing` are read before the next launch changes them."""
+        """All three are read before the next launch changes them."""
         num = len(sampled)
         self._launched.append(_Launched(
-            plan, sampled, undrawn=(logits[:num], drawing[:num]), prompt_logprobs=scores or {}))
+            plan, sampled, undrawn=(logits[:num], drawing[:num], drawn[:num]), prompt_logprobs=scores or {}))
 
     def _bring_down(
         self, plan: StepPlan, sampled: Sequence[int], drawn: torch.Tensor, scores: Prompts | None = None
     ) -> None:
         """The first of `drawn` are those of `sampled`."""
-        tokens = self._results[self._turn % _SLOTS][: len(sampled)]
-        tokens.copy_(drawn[: len(sampled)], non_blocking=True)
-        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        done.record()
-        self._launched.append(_Launched(plan, sampled, tokens, done, prompt_logprobs=scores or {}))
+        self._launched.append(_Launched(plan, sampled, prompt_logprobs=scores or {}))
+        self._bring(self._launched[-1], drawn[: len(sampled)])
+
+    def _bring(self, launched: _Launched, drawn: torch.Tensor) -> None:
+        launched.tokens = self._results[self._turn % _SLOTS][: len(drawn)]
+        launched.tokens.copy_(drawn, non_blocking=True)
+        launched.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        launched.done.record()
 
     @torch.inference_mode()
     def _collect(self) -> StepResult:
@@ -233,10 +246,14 @@ class GpuRunner:
         if launched.undrawn is not None:
             self._finish_draw()
         self._launched.popleft()
-        drawn = launched.drawn
-        if launched.tokens is not None and launched.done is not None:
-            launched.done.synchronize()
-            drawn = launched.tokens.tolist()
+        assert launched.tokens is not None
+        assert launched.done is not None
+        launched.done.synchronize()
+        drawn = launched.tokens.tolist()
+        if drawn and min(drawn) < 0:
+            raise InternalError("the model's logits are not finite")
+        if launched.pending is not None:
+            launched.logprobs.update(launched.pending.ready())
         plan = launched.plan
         tokens: list[int | None] = list(drawn)
         if plan.chunks:
@@ -246,23 +263,36 @@ class GpuRunner:
         return StepResult(plan.step_id, tokens, launched.logprobs, launched.prompt_logprobs)
 
     def _finish_draw(self) -> None:
-        """Draw again, on the host, for the newest step, if that is still to be done."""
+        """Draw again for the newest step, if that is still to be done."""
         launched = self._launched[-1] if self._launched else None
         if launched is None or launched.undrawn is None:
             return
-        (logits, drawing), launched.undrawn = launched.undrawn, None
-        launched.drawn, launched.logprobs = self._host.draw(launched.plan, launched.sampled, logits)
-        staged = self._results[self._turn % _SLOTS][: len(launched.drawn)]
-        staged.copy_(torch.tensor(launched.drawn))
-        self._state.rows.last_tokens.index_copy_(0, drawing.long(), staged.to(self._device, non_blocking=True).int())
+        (logits, drawing, drawn), launched.undrawn = launched.undrawn, None
+        plan, sampled = launched.plan, launched.sampled
+        masks = plan.masks.wait() if plan.masks is not None else {}
+        launched.pending = self._sampling.draw(plan, sampled, logits, drawing, drawn, masks)
+        if places := self._sampling.hosted(plan, sampled):
+            ids, launched.logprobs = self._host.draw(plan, [sampled[at] for at in places], logits[places], masks)
+            drawn[places] = torch.tensor(ids, device=self._device)
+        self._state.advance(drawing, drawn, by=0)
+        self._bring(launched, drawn)
+
+    def _copy(self, copies: Sequence[BlockCopy]) -> None:
+        for run in independent(copies):
+            ids = torch.zeros(2, -(-len(run) // 4) * 4, dtype=torch.int32)
+            ids[:, : len(run)] = torch.tensor(run, dtype=torch.int32).t()
+            sent = ids.pin_memory().to(self._device, non_blocking=True)
+            copy_blocks(self._cache, sent[0, : len(run)], sent[1, : len(run)])
 
     def _join(self, plan: StepPlan) -> None:
         for join in plan.joins:
             self.forget(join.request_id)
-            self._host.join(join)
-            temperature = 0.0 if join.params.is_greedy else join.params.temperature
-            self._row_of[join.request_id] = self._state.rows.take(
-                seed_key(join.params.seed, join.choice), temperature)
+            params = join.params
+            temperature = 0.0 if params.is_greedy else max(params.temperature, _LEAST_TEMPERATURE)
+            row = self._state.rows.take(seed_key(params.seed, join.choice), temperature)
+            self._row_of[join.request_id] = row
+            if not self._sampling.join(join, row) or params.prompt_logprobs is not None:
+                self._host.join(join)
             self._columns.invalidate()
 
     def _chunk_row(self, request_id: str) -> int:

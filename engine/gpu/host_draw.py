@@ -5,9 +5,11 @@ Keeps what that sampler keeps: of each sequence from its join to `forget`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from common.generation import TokenLogprobs
 from common.sampling_params import SamplingParams
@@ -38,16 +40,15 @@ class HostDraw:
         self._sampler.forget(sequence_id)
 
     def draw(
-        self, plan: StepPlan, sampled: Sequence[int], logits: torch.Tensor
+        self, plan: StepPlan, sampled: Sequence[int], logits: torch.Tensor, masks: Mapping[int, NDArray[np.uint32]]
     ) -> tuple[list[int], dict[int, TokenLogprobs]]:
-        """`logits` [len(sampled), vocab] of the plan's rows `sampled`. Waits for them, and for the plan's masks.
+        """`logits` [len(sampled), vocab] of the plan's rows `sampled`, `masks` of the plan. Waits for the logits.
 
         Returns the tokens in the same order, and logprobs by the plan's row.
         """
         for row in plan.rows:
             self._sampler.learn(_without_unknown(row))
         host = logits.float().cpu().numpy()
-        masks = plan.masks.wait() if plan.masks is not None else {}
         tokens, scores = self._sampler.draw(
             [plan.rows[index] for index in sampled], host, [masks.get(index) for index in sampled])
         return tokens, {index: score for index, score in zip(sampled, scores, strict=True) if score is not None}

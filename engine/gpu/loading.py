@@ -16,7 +16,7 @@ import torch
 
 from common.errors import ConfigError
 from engine.gpu.compile_watch import CompileWatch
-from engine.gpu.decoder import GpuDecoder
+from engine.gpu.decoder import GpuDecoder, check_supported
 from engine.gpu.device_state import DeviceState
 from engine.gpu.gpu_runner import GpuRunner
 from engine.gpu.random_weights import random_weights
@@ -61,6 +61,7 @@ def load_gpu_runner(
     if sizes.block_size < 16 or sizes.block_size & (sizes.block_size - 1):
         raise ConfigError(
             f"block_size must be a power of two of at least 16 on a GPU, got {sizes.block_size}", param="block_size")
+    check_supported(model.decoder)
     place, kind = torch.device(device), DTYPES[dtype]
     torch.cuda.set_device(place)
     watch = CompileWatch(warn)

@@ -120,4 +120,4 @@ class SamplingRows:
         self.histories[history].zero_()
         held = staging(len(join.token_ids), dtype=torch.int32, device=self._device)
         held.copy_(torch.from_numpy(np.asarray(join.token_ids, dtype=np.int32)))
-        learn(self.histories[history], held.to(self._device, non_blocking=True), join.num_prompt_tokens)
+        learn(self.histories, history, held.to(self._device, non_blocking=True), join.num_prompt_tokens)

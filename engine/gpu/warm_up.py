@@ -17,6 +17,7 @@ _OTHERS = (  # each is drawn in another way
     SamplingParams(max_tokens=4, temperature=0.0), SamplingParams(max_tokens=4, top_k=4, top_p=0.9),
     SamplingParams(max_tokens=4, logprobs=2, min_p=0.1, logit_bias={1: 1.0}),
     SamplingParams(max_tokens=4, frequency_penalty=0.5, repetition_penalty=1.1))
+_SCORED = SamplingParams(max_tokens=4, prompt_logprobs=1)
 _CHUNKS = (5, 64, 2500)  # tokens: within graphs, and beyond them
 
 
@@ -32,7 +33,7 @@ class StepSizes:
 
 def warm_up(runner: Runner, sizes: StepSizes) -> None:
     """Run all plans; nothing of them stays."""
-    for plan in (*_decode_plans(sizes), *_mixed_plans(sizes), *_sampling_plans(sizes)):
+    for plan in (*_decode_plans(sizes), *_mixed_plans(sizes), *_sampling_plans(sizes), *_scoring_plans(sizes)):
         run(runner, plan)
 
 
@@ -50,16 +51,19 @@ def run(runner: Runner, plan: StepPlan) -> None:
 
 
 def plan_of(
-    sizes: StepSizes, num_decode: int, chunks: Sequence[int], params: SamplingParams = _PLAIN
+    sizes: StepSizes, num_decode: int, chunks: Sequence[int], params: SamplingParams = _PLAIN, *,
+    scores_prompt: bool = False,
 ) -> StepPlan:
     """`num_decode` decode rows, then a chunk of each of so many tokens, all from position 0; all of them draw."""
     names = [f"warm-up-{i}" for i in range(num_decode + len(chunks))]
     decode = DecodeRows(
         names[:num_decode], [1] * num_decode, [0] * num_decode, [(0,)] * num_decode, [0] * num_decode,
         [params] * num_decode)
-    rows = [PlannedRow(name, [1] * length, 0, tuple(range(-(-length // sizes.block_size))), True, 0, params)
-            for name, length in zip(names[num_decode:], chunks, strict=True)]
-    return StepPlan(1, rows, decode, [Join(name, (1,), 1, params, 0) for name in names])
+    rows = [PlannedRow(name, [1] * length, 0, tuple(range(-(-length // sizes.block_size))), True, 0, params,
+                       scores_prompt) for name, length in zip(names[num_decode:], chunks, strict=True)]
+    joins = [Join(name, [1] * length, length, params, 0)
+             for name, length in zip(names, [*([1] * num_decode), *chunks], strict=True)]
+    return StepPlan(1, rows, decode, joins)
 
 
 def _decode_plans(sizes: StepSizes) -> Iterator[StepPlan]:
@@ -79,6 +83,13 @@ def _sampling_plans(sizes: StepSizes) -> Iterator[StepPlan]:
     for params in _OTHERS:
         for num_rows in sorted({min(num, sizes.max_num_seqs) for num in (1, 3, 16)}):
             yield plan_of(sizes, num_rows, [], params)
+
+
+def _scoring_plans(sizes: StepSizes) -> Iterator[StepPlan]:
+    for length in _CHUNKS[:2]:
+        length = min(length, sizes.max_num_batched_tokens, sizes.max_len)
+        if length > 1:
+            yield plan_of(sizes, 0, [length], _SCORED, scores_prompt=True)
 
 
 def _counts(limit: int) -> list[int]:

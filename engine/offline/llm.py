@@ -108,9 +108,9 @@ class LLM:
         if isinstance(prompt, str):
             return prompt, self._tokenizer.encode(prompt, add_special_tokens=True)
         if not isinstance(prompt, Mapping):
-            return None, list(prompt)
+            return None, _checked(prompt)
         if "prompt_token_ids" in prompt:
-            return prompt.get("prompt"), list(prompt["prompt_token_ids"])
+            return prompt.get("prompt"), _checked(prompt["prompt_token_ids"])
         if isinstance(prompt.get("prompt"), str):
             return prompt["prompt"], self._tokenizer.encode(prompt["prompt"], add_special_tokens=True)
         raise InvalidRequest("prompts: a mapping needs 'prompt' or 'prompt_token_ids'", param="prompts")
@@ -164,6 +164,13 @@ def _listed(prompts: Any) -> list[Prompt]:
     """A single prompt (text, a mapping, or token ids) as a list of one."""
     is_one = isinstance(prompts, str | Mapping) or (bool(prompts) and isinstance(prompts[0], int))
     return [prompts] if is_one else list(prompts)
+
+
+def _checked(token_ids: Sequence[Any]) -> list[int]:
+    for token_id in token_ids:
+        if type(token_id) is not int:
+            raise InvalidRequest(f"prompts: token ids must be integers, got {token_id!r}", param="prompts")
+    return list(token_ids)
 
 
 def _spread(name: str, given: T | Sequence[T], num: int) -> Sequence[T]:

@@ -48,7 +48,7 @@ def _changes(rows: list[Row]) -> RowChanges:
 
     listed = torch.zeros(len(rows), 300, 2, dtype=torch.int32)
     for row, wish in enumerate(rows):
-        for place, (token_id, bias) in enumerate((wish.listed | {i: wish.listed.get(i, 0.0) for i in wish.ends}).items()):
+        for place, (token_id, bias) in enumerate((dict.fromkeys(wish.ends, 0.0) | wish.listed).items()):
             listed[row, place, 0] = -1 - token_id if token_id in wish.ends else token_id
             listed[row, place, 1] = torch.tensor(bias).view(torch.int32)
     histories = [row.history for row in rows if row.history is not None]

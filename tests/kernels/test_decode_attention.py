@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 import torch
 
 import kernels.decode_attention as subject
-from kernels.decode_attention import DecodeWorkspace, decode_attention, plan_units, reference
+from kernels.decode_attention import DecodeChoice, DecodeWorkspace, decode_attention, plan_units, reference
 from kernels.rope_write import reference as rope_reference
+from kernels.rope_write import rope_write
 from tests.kernel_mode import DEVICE, DTYPES, LIMITS, ON_GPU, relative_error, rotary
 
 
@@ -26,6 +27,7 @@ class Case:
     has_norms: bool = True
     layer: int = 1
     num_blocks: int = 0  # of the pool; 0: a few more than needed
+    choice: DecodeChoice = field(default_factory=DecodeChoice)
 
     def __post_init__(self) -> None:
         most = max(-(-length // self.block_size) for length in self.lens) + 1
@@ -56,12 +58,19 @@ class Case:
         found = torch.full((len(self.lens), self.num_heads, self.head_dim), float("nan"), dtype=self.dtype,
                            device=DEVICE)
         workspace = DecodeWorkspace.make(
-            max_seqs or len(self.lens), self.num_heads, self.num_kv_heads, self.head_dim, DEVICE)
+            max_seqs or len(self.lens), self.num_heads, self.num_kv_heads, self.head_dim, DEVICE,
+            self.choice)
         scale = self.head_dim**-0.5
         for _ in range(launches):
             plan_units(self.context_lens, self.block_size, workspace)
+            qkv = self.qkv.clone()
+            if self.choice.turned:
+                slots = torch.full_like(positions, -1)
+                slots[live] = blocks * self.block_size + places
+                rope_write(qkv, self.norms, 1e-6, self.cos, self.sin, positions.int(), slots,
+                           self.pool[:, self.layer], self.num_heads)
             decode_attention(
-                self.qkv, self.norms, 1e-6, self.cos, self.sin, self.pool[:, self.layer], self.tables, self.rows,
+                qkv, self.norms, 1e-6, self.cos, self.sin, self.pool[:, self.layer], self.tables, self.rows,
                 self.context_lens, scale, workspace, found)
         limit = LIMITS[self.dtype]
         assert relative_error(self.pool[blocks, self.layer, 0, :, places], k[live]) < limit
@@ -106,9 +115,14 @@ def test_units_of_several_blocks_are_merged_and_a_second_launch_gives_the_same(
     assert workspace.first_units.tolist() == [0, 3, 4]
 
 
-@pytest.mark.skipif(ON_GPU, reason="the interpreter's case is enough")
-def test_padding_alone_runs_nothing() -> None:
-    Case(2, 1, 64, 16, [5, 0, 0], torch.float32).check()
+@pytest.mark.parametrize("choice", [
+    DecodeChoice(mapped=True, units_per_seq=2.0), DecodeChoice(turned=True),
+    *([DecodeChoice(8, 3), DecodeChoice(pdl=True), DecodeChoice(2, 2, 1.5, True, True, True)] if ON_GPU else [])])
+def test_every_choice_gives_the_same(choice: DecodeChoice) -> None:
+    Case(2, 1, 64, 16, [5, 0, 40], DTYPES[1], choice=choice).check(launches=2)
+    if ON_GPU:
+        lens = torch.randint(1, 1300, (130,)).tolist()
+        Case(32, 8, 128, 64, lens, torch.bfloat16, choice=choice).check(launches=2)
 
 
 @pytest.mark.skipif(not ON_GPU, reason="too much for the interpreter")

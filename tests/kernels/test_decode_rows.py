@@ -23,7 +23,8 @@ def test_gather_gives_token_position_length_and_slot_of_each_row_and_none_to_pad
 
 def test_slots_of_a_large_pool_are_64_bit() -> None:
     tables = torch.full((1, 2), 2**27 + 5, dtype=torch.int32, device=DEVICE)
-    wide, narrow = torch.zeros(2, 1, dtype=torch.int64, device=DEVICE), torch.zeros(2, 1, dtype=torch.int32, device=DEVICE)
+    wide = torch.zeros(2, 1, dtype=torch.int64, device=DEVICE)
+    narrow = torch.zeros(2, 1, dtype=torch.int32, device=DEVICE)
     gather(_ints(0), _ints(1), _ints(66), tables, 64, wide[0], narrow[0], narrow[1], wide[1])
     assert wide[1].item() == (2**27 + 5) * 64 + 2
 

@@ -11,7 +11,7 @@ from tests.kernel_mode import DEVICE
 def test_prompt_and_outputs_are_counted_as_by_the_reference() -> None:
     token_ids = torch.randint(0, 50, (1500,), dtype=torch.int32, device=DEVICE)
     histories = torch.zeros(2, 60, dtype=torch.int32, device=DEVICE)
-    learn(histories[1], token_ids, 30)
+    learn(histories, 1, token_ids, 30)
     assert torch.equal(histories[1], reference(token_ids, 30, 60))
     assert not histories[0].any()
 

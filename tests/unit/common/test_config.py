@@ -50,6 +50,20 @@ def test_credentials_in_a_url_are_not_shown() -> None:
     assert "secret" not in caught.value.message
 
 
+@pytest.mark.parametrize(("given", "host"), [("[::1]", "::1"), ("::1", "::1"), ("10.1.2.3", "10.1.2.3"), ("", "")])
+def test_the_brackets_of_an_ipv6_address_are_taken_off(given: str, host: str) -> None:
+    config = DemoConfig.load(["--host", given, "--advertise-host", given, "--metrics-host", given], {})
+    assert (config.host, config.advertise_host, config.metrics_host) == (host, host, host)
+
+
+def test_a_replica_without_a_name_draws_one_and_keeps_it() -> None:
+    first, second = DemoConfig().named(), DemoConfig().named()
+    assert first.service_id.startswith("demo-")
+    assert first.service_id != second.service_id
+    assert first.named() is first
+    assert DemoConfig(service_id="demo-0").named().service_id == "demo-0"
+
+
 def test_a_loaded_configuration_cannot_be_changed() -> None:
     config = DemoConfig.load([], {})
     with pytest.raises(ValidationError):

@@ -142,6 +142,17 @@ async def test_an_old_token_is_accepted_while_it_is_listed(security: WireSecurit
         await call_all(address, security)
 
 
+async def test_the_token_goes_to_other_machines_over_tls_alone_unless_plaintext_is_allowed(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rpc, "is_loopback", lambda host: host == "::1")  # this machine plays another one
+    mine = WireSecurity(tokens=(TOKEN,))
+    async with served(mine) as address:
+        with pytest.raises(Unavailable, match="cannot be reached"):
+            await call_all(address, mine)
+        await call_all(address, dataclasses.replace(mine, insecure=True))
+
+
 async def test_health_needs_no_token(security: WireSecurity) -> None:
     async with served(security) as address:
         channels = ChannelPool(dataclasses.replace(security, tokens=()))

@@ -31,6 +31,16 @@ def test_without_an_exporter_nothing_is_made_and_a_callers_context_passes_throug
     trace.span_at("late", 1, 2, {}, parent=None)
 
 
+def test_baggage_and_state_of_a_client_go_on_only_while_they_are_small() -> None:
+    fits = {"baggage": "a=" + "b" * 2000, "tracestate": "v=" + "c" * 200}
+    with trace.attached({**CALLER, **fits}):
+        assert trace.carrier() == {**CALLER, **fits}
+    large = {"baggage": ",".join(f"k{i}={'b' * 90}" for i in range(40)),
+             "tracestate": ",".join(f"v{i}={'c' * 90}" for i in range(30))}
+    with trace.attached({**CALLER, **large}):
+        assert trace.carrier() == {"traceparent": CALLER["traceparent"]}
+
+
 def test_children_lie_below_the_span_that_is_current_or_named(recorded: list[RecordedSpan]) -> None:
     with trace.root("chat m", trace.SERVER) as root:
         with trace.span("first", attributes={"n": 1}) as first:

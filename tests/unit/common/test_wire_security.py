@@ -48,6 +48,26 @@ def test_the_metrics_port_leaves_loopback_only_where_its_address_is_named(tls: d
     load_security(ServiceConfig(**secured, insecure=True))
 
 
+@pytest.mark.parametrize(("field", "url", "told"), [
+    ("nats_url", "nats://u:hidden@nats:4222", r"nats://nats speaks plaintext beyond this machine: use tls://"),
+    ("nats_url", "nats:4222", "nats://nats speaks plaintext"),
+    ("redis_url", "redis://:hidden@10.1.2.3/0", r"redis://10\.1\.2\.3 speaks plaintext .*use rediss://.*--insecure")])
+def test_servers_beyond_loopback_are_not_reached_in_plaintext_unless_it_is_allowed(
+    tls: dict[str, str], field: str, url: str, told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told) as caught:
+        load_security(ServiceConfig.of(**{field: url, "tls_ca": tls["ca"]}))  # a CA alone does not make it TLS
+    assert "hidden" not in caught.value.message
+    load_security(ServiceConfig.of(**{field: url, "insecure": True}))
+
+
+@pytest.mark.parametrize(("nats", "redis"), [
+    ("nats://127.0.0.1:4222", "redis://[::1]:6379/0"), ("nats://localhost", "unix:///run/valkey.sock"),
+    ("tls://nats:4222", "rediss://valkey/0")])
+def test_servers_of_this_machine_and_servers_with_tls_need_no_permission(nats: str, redis: str) -> None:
+    load_security(ServiceConfig(nats_url=nats, redis_url=redis))
+
+
 def test_the_gateway_counts_as_secured_by_either_certificate(tls: dict[str, str]) -> None:
     base: dict[str, Any] = {"host": "0.0.0.0", "metrics_host": "127.0.0.1"}
     own = GatewayConfig(**base, ssl_certfile=tls["other"], ssl_keyfile=tls["other_key"])
@@ -55,6 +75,11 @@ def test_the_gateway_counts_as_secured_by_either_certificate(tls: dict[str, str]
     for config in (own, both):
         load_security(config)
     assert (own.http_cert, both.http_cert) == ((tls["other"], tls["other_key"]), (tls["cert"], tls["key"]))
+
+
+def test_a_key_of_the_gateway_without_its_certificate_is_refused(tls: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=r"ssl_keyfile='/k' \(from flag --ssl-keyfile\): .*needs ssl_certfile"):
+        GatewayConfig.load(["--ssl-keyfile", "/k", "--tls-cert", tls["cert"], "--tls-key", tls["key"]], {})
 
 
 @pytest.mark.parametrize(("fields", "message"), [
@@ -82,7 +107,7 @@ def test_a_token_file_lists_the_one_to_send_first(tmp_path: Path) -> None:
 
 def test_secrets_are_in_no_representation(tls: dict[str, str]) -> None:
     config = ServiceConfig(service_token=TOKEN, tls_cert=tls["cert"], tls_key=tls["key"], tls_ca=tls["ca"],
-                           redis_url="redis://u:hidden@h/0", nats_url="nats://hidden@h")
+                           redis_url="rediss://u:hidden@h/0", nats_url="tls://hidden@h")
     for shown in (repr(config), str(config), repr(load_security(config))):
         assert TOKEN not in shown
         assert "hidden" not in shown
@@ -104,5 +129,7 @@ def test_a_bare_flag_is_true() -> None:
 def test_metrics_are_registered_at_an_address_that_others_reach() -> None:
     outside = ServiceConfig(host="0.0.0.0", advertise_host="10.1.2.3", insecure=True)
     assert metrics_address(outside, 9) == "10.1.2.3:9"
+    six = ServiceConfig(host="::", advertise_host="[fd00::7]", insecure=True)
+    assert metrics_address(six, 9) == "[fd00::7]:9"
     inside = ServiceConfig(host="0.0.0.0", advertise_host="10.1.2.3", metrics_host="127.0.0.1", insecure=True)
     assert metrics_address(inside, 9) == "127.0.0.1:9"

@@ -63,6 +63,63 @@ def test_a_gap_counts_once_for_each_request_that_had_a_token_before() -> None:
     assert (it.counts.itl.count, it.counts.itl.sum) == (2, 1.0)
 
 
+def test_a_row_that_was_preempted_counts_its_whole_gap_while_others_go_on() -> None:
+    it, clock = meter()
+    for request_id in "ab":
+        it.submitted(generation(request_id))
+    it.on_outputs([output("a", 1), output("b", 1)])
+    for num in (2, 3):
+        clock.now += .5
+        it.on_outputs([output("b", num)])
+    clock.now += .5
+    it.on_outputs([output("a", 2), output("b", 4)])
+    assert (it.counts.itl.count, it.counts.itl.sum) == (4, 3 * .5 + 1.5)
+    clock.now += .5
+    it.on_outputs([output("a", 3), output("b", 5)])
+    assert (it.counts.itl.count, it.counts.itl.sum) == (6, 3 * .5 + 1.5 + 2 * .5)
+
+
+def test_a_step_that_brings_only_ends_is_no_token_for_the_others() -> None:
+    it, clock = meter()
+    for request_id in "ab":
+        it.submitted(generation(request_id))
+    it.on_outputs([output("a", 1), output("b", 1)])
+    clock.now += .5
+    it.on_outputs([RequestOutput("b", (), FinishReason.ABORT)])
+    clock.now += .5
+    it.on_outputs([output("a", 2)])
+    assert (it.counts.itl.count, it.counts.itl.sum) == (1, 1.0)
+
+
+def test_the_first_token_of_each_choice_is_no_gap() -> None:
+    it, clock = meter()
+    for request_id in "ab":
+        it.submitted(generation(request_id, n=4))
+    it.on_outputs([output("b", 1, choice=choice) for choice in range(4)])
+    clock.now += .5
+    it.on_outputs([output("a", 1, choice=choice) for choice in range(3)])
+    assert it.counts.itl.count == 0
+    clock.now += .5
+    it.on_outputs([output("a", 2, choice=0), output("a", 1, choice=3)])
+    assert (it.counts.itl.count, it.counts.itl.sum) == (1, .5)
+
+
+def test_rows_of_requests_that_ended_are_not_kept() -> None:
+    it, clock = meter()
+    for request_id, n in (("a", 2), ("b", 1), ("c", 1)):
+        it.submitted(generation(request_id, n))
+    it.on_outputs([output("a", 1), output("a", 1, choice=1), output("b", 1), output("c", 1)])
+    it.on_outputs([output("c", 2)])
+    it.on_outputs([RequestOutput("a", (), FinishReason.ERROR, error=Overloaded("full", retry_after_s=1.0))])
+    it.on_outputs([RequestOutput("b", (), FinishReason.ABORT)])
+    it.on_outputs([output("c", 3, FinishReason.STOP)])
+    it.submitted(generation("b"))
+    clock.now += 9
+    it.on_outputs([output("b", 1)])
+    assert it.counts.itl.sum == 0
+    assert (it._rows, it._away) == ({("b", 0)}, {})
+
+
 def test_prompt_tokens_are_counted_by_their_source_once() -> None:
     it, _ = meter()
     for request_id in "ab":

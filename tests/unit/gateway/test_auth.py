@@ -9,14 +9,17 @@ from common.errors import ConfigError, Unauthenticated
 from gateway.auth import OPEN_PATHS, KeyGuard, load_keys
 
 
-async def reached(path: str, *authorization: bytes, keys: tuple[str, ...] = ("good-key",)) -> bool:
+async def reached(
+    path: str, *authorization: bytes, keys: tuple[str, ...] = ("good-key",), query: bytes = b""
+) -> bool:
     """Whether a request gets through to the application."""
     calls: list[str] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         calls.append(scope["path"])
 
-    scope = {"type": "http", "path": path, "headers": [(b"authorization", a) for a in authorization]}
+    scope = {"type": "http", "path": path, "query_string": query,
+             "headers": [(b"authorization", a) for a in authorization]}
     try:
         await KeyGuard(app, keys)(scope, None, None)  # type: ignore[arg-type]
     except Unauthenticated:
@@ -40,9 +43,17 @@ async def test_the_right_key_no_keys_at_all_and_open_paths_get_through() -> None
 
 
 @pytest.mark.parametrize("path", [
-    "/health/", "//health", "/HEALTH", "/health/x", "/ready?x", "", "/", "health", "/new"])
+    "/health/", "//health", "/HEALTH", "/health/x", "/ready?x", "", "/", "health", "/new", "/metrics"])
 async def test_a_path_that_is_not_exactly_on_the_list_is_guarded(path: str) -> None:
     assert not await reached(path)
+
+
+@pytest.mark.parametrize("query", [b"verbose", b"verbose=1", b"%76erbose", b"x"])
+async def test_readiness_is_open_without_details_only(query: bytes) -> None:
+    assert await reached("/ready")
+    assert not await reached("/ready", query=query)
+    assert await reached("/ready", b"Bearer good-key", query=query)
+    assert await reached("/health", query=query), "it has no details"
 
 
 def test_keys_come_from_the_list_and_the_file_once_each(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from common.errors import ConfigError
 from stack.child import ChildSpec, Gate, Ready
+from stack.gateway_tls import secured_gateway
 from stack.plan import StackOptions, default_mixed, service_specs
 
 MODEL = Path("/models/Tiny-1M")
@@ -41,6 +42,26 @@ def test_replicas_are_numbered_by_role_and_gateways_take_consecutive_ports() -> 
     assert [flag(specs[f"gateway-{i}"], "--port") for i in range(3)] == ["9000", "9001", "9002"]
     assert flag(specs["decode-1"], "--port") == "0"
     assert flag(specs["decode-1"], "--service-id") == "decode-1"
+
+
+def test_permission_for_plaintext_goes_to_every_service() -> None:
+    assert not any("--insecure" in spec.argv for spec in planned().values())
+    assert all("--insecure" in spec.argv for spec in planned(insecure=True).values())
+
+
+@pytest.mark.parametrize(("host", "url"), [
+    ("127.0.0.1", "http://127.0.0.1:8000"), ("::1", "http://[::1]:8000"), ("::", "http://[::1]:8000"),
+    ("0.0.0.0", "http://127.0.0.1:8000")])
+def test_the_url_is_one_that_a_client_can_use(host: str, url: str) -> None:
+    assert StackOptions(MODEL, Path("/state"), host=host).url == url
+
+
+def test_a_remote_server_in_plaintext_is_refused_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match="nats_url: nats://n speaks plaintext"):
+        secured_gateway("127.0.0.1", (), nats_url="nats://n:1")
+    with pytest.raises(ConfigError, match="redis_url: redis://r speaks plaintext"):
+        secured_gateway("127.0.0.1", (), redis_url="redis://r:1")
+    assert not secured_gateway("127.0.0.1", (), insecure=True, nats_url="nats://n:1", redis_url="redis://r:1")
 
 
 @pytest.mark.parametrize(("prefill", "decode", "mixed"), [(0, 0, 1), (1, 0, 0), (0, 1, 0), (2, 3, 0)])
@@ -98,6 +119,19 @@ def test_engine_flags_reach_the_workers_only() -> None:
     others = [part for name, spec in specs.items() if name.startswith(("gateway", "tokenizer", "kvstore", "router"))
               for part in spec.argv]
     assert "--max-num-seqs" not in others
+
+
+def test_each_worker_has_a_gpu_of_its_own_where_no_index_was_asked_for() -> None:
+    specs = planned(decode=2, mixed=2, engine_flags={"device": "cuda"})
+    assert [flag(specs[name], "--device") for name in ("decode-0", "decode-1", "mixed-0", "mixed-1")] == [
+        "cuda:0", "cuda:1", "cuda:2", "cuda:3"]
+    specs = planned(mixed=2, engine_flags={"device": "cuda:1"})
+    assert [flag(specs[name], "--device") for name in ("mixed-0", "mixed-1")] == ["cuda:1", "cuda:1"]
+
+
+def test_a_prefill_worker_on_a_gpu_is_refused_for_its_kv_cannot_leave_it() -> None:
+    with pytest.raises(ConfigError, match="--prefill"):
+        planned(prefill=1, decode=1, engine_flags={"device": "cuda:0"})
 
 
 def test_urls_and_keys_are_passed_by_environment_not_on_the_command_line() -> None:

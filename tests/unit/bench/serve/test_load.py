@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from bench.serve.prompts import Prompts
 from bench.serve.record import Outcome, RequestRecord
 from bench.serve.summary import summarize
 from bench.serve.workloads import BenchRequest
+from tests.certificates import Ca
 from tests.scripted_server import Answer, Json, Reply, scripted
 
 
@@ -251,6 +254,64 @@ async def test_a_kept_connection_that_the_server_closed_is_replaced_without_a_fa
         endpoint.close()
     assert {record.outcome for record in load.records} == {Outcome.COMPLETED}
     assert server.num_connections == 2
+
+
+async def test_a_request_that_a_live_server_cut_before_its_first_byte_has_failed() -> None:
+    async def answer(number: int, body: Json, reply: Reply) -> None:
+        if number == 1:
+            await asyncio.sleep(0.1)  # it works on the prompt, and dies
+            reply.writer.close()
+        else:
+            await good(number, body, reply)
+
+    records = await loaded(answer, few(3), max_concurrency=1)
+    assert [record.outcome for record in records] == [Outcome.COMPLETED, Outcome.FAILED, Outcome.COMPLETED]
+    assert "connection lost" in records[1].error
+    assert [record.num_resent for record in records] == [0, 0, 0]
+
+
+async def test_a_stale_connection_is_one_that_ends_right_after_the_request_was_written() -> None:
+    async def answer(number: int, body: Json, reply: Reply) -> None:
+        if number == 1:
+            reply.writer.transport.abort()  # as one that had been closed: the client could not see it yet
+        else:
+            await good(number, body, reply)
+
+    records = await loaded(answer, few(3), max_concurrency=1)
+    assert {record.outcome for record in records} == {Outcome.COMPLETED}
+    assert [record.num_resent for record in records] == [0, 1, 0]
+    assert summarize(records, 1.0, (50,), {}).num_resent == 1
+
+
+@pytest.mark.parametrize(("text", "outcome", "error"), [
+    ("a", Outcome.COMPLETED, ""), ("", Outcome.FAILED, "the stream brought no content")])
+async def test_a_whole_stream_without_its_last_bytes_is_judged_by_what_it_brought(
+    text: str, outcome: Outcome, error: str
+) -> None:
+    async def answer(_number: int, _body: Json, reply: Reply) -> None:
+        await reply.open()
+        await reply.text(text)
+        await reply.send("data: [DONE]\n\n")
+        reply.writer.close()
+
+    (record,) = await loaded(answer, few(1))
+    assert (record.outcome, record.status, record.error) == (outcome, 200, error)
+
+
+async def test_an_https_server_is_known_by_the_deployments_ca(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ca = Ca(tmp_path)
+    cert, key = ca.issue("gateway")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    async with scripted(good, context) as server:
+        for name, outcome in (("", Outcome.FAILED), (str(ca.path), Outcome.COMPLETED)):
+            monkeypatch.setenv("SHOAL_TLS_CA", name)
+            load, endpoint = make(server.url, few(1))
+            await load.run()
+            endpoint.close()
+            assert load.records[0].outcome is outcome
 
 
 async def test_chat_sends_text_and_reads_deltas() -> None:

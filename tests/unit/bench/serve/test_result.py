@@ -1,13 +1,19 @@
 from __future__ import annotations
 
+import io
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
 
 from bench.figures import write
-from bench.serve.lag import ClientLag
+from bench.serve.lag import ClientLag, LoopDelay, client_lag
 from bench.serve.options import DatasetOptions, ServeOptions
 from bench.serve.record import Outcome, RequestRecord
-from bench.serve.report import figures
+from bench.serve.report import figures, print_tables
 from bench.serve.result import result
 from bench.serve.summary import summarize
 
@@ -58,6 +64,29 @@ def test_figures_are_in_the_format_of_all_areas(tmp_path: Path) -> None:
     assert by_name["goodput"]["ratio"] == 1.0
     assert by_name["client sent late, p99"]["ok"] is True
     assert "env" in body
+
+
+def test_waiting_for_a_slot_is_shown_where_there_was_any_and_warned_about_where_it_thins_out_a_rate() -> None:
+    assert not [name for name in result(OPTIONS, RECORDS, SUMMARY, {}, LAG, "", detailed=False) if "_queue_ms" in name]
+    waited = [replace(record, queue_s=queue_s) for record, queue_s in zip(RECORDS, (0.0, 0.2), strict=True)]
+    summary = summarize(waited, 2.0, OPTIONS.percentiles, {})
+    body = result(OPTIONS, waited, summary, {}, LAG, "", detailed=True)
+    assert (body["mean_queue_ms"], body["p50_queue_ms"], body["num_resent"]) == (100.0, 100.0, 0)
+    assert {f.name: f.value for f in figures(summary, {}, LAG)}["wait for a slot mean"] == 100.0
+    shown = Console(width=120, record=True, file=io.StringIO())
+    print_tables(shown, "t", replace(summary, num_resent=3), {}, LAG)
+    text = shown.export_text()
+    assert "mean 100.0, p50 100.0" in text
+    assert "3, as the server had closed" in text
+    warning = client_lag(waited, LoopDelay(), 10.0, has_rate=True).warning
+    assert "requests waited 198.0 ms (p99) for --max-concurrency" in warning
+    assert client_lag(waited, LoopDelay(), 10.0).warning == "", "a closed loop always waits"
+
+
+@pytest.mark.parametrize(("options", "has_rate"), [
+    ({}, False), ({"request_rate": 4.0}, True), ({"dataset": DatasetOptions("interference")}, True)])
+def test_a_rate_is_one_that_is_asked_for_or_the_workloads_own(options: dict[str, Any], has_rate: bool) -> None:
+    assert ServeOptions("http://h", "m", **options).has_rate is has_rate
 
 
 def test_a_client_beyond_its_limit_is_marked_and_warned_about() -> None:

@@ -94,6 +94,7 @@ def test_a_chat_goes_through_the_models_template(llm: LLM) -> None:
 
 @pytest.mark.parametrize(("prompts", "params", "param"), [
     ([[5, 6], []], GREEDY, "prompt"), ([[5], [10**6]], GREEDY, "prompt"), ([{"text": "x"}], GREEDY, "prompts"),
+    ([{"prompt_token_ids": [5, "6"]}], GREEDY, "prompts"),
     (["a", "b"], [GREEDY], "sampling_params"),
     (["a"], SamplingParams(structured_outputs=StructuredOutputsParams(regex="(")), "grammar"),
     (["a"], SamplingParams(structured_outputs=StructuredOutputsParams()), "structured_outputs"),
