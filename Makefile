@@ -8,16 +8,19 @@ STAMP := .venv/.installed
 TORCH_INDEX := $(if $(shell command -v nvidia-smi)$(PIP_FIND_LINKS)$(PIP_INDEX_URL)$(PIP_EXTRA_INDEX_URL),, \
 	--extra-index-url https://download.pytorch.org/whl/cpu)
 
+# Test files that run at once; most of their time goes into waiting for processes.
+JOBS ?= 2
+
 .PHONY: up test test-all compose-test bench-clients check smoke clean
 
 up: $(STAMP)
 	exec $(BIN)/shoal up
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m 'not full and not compose'
+	$(BIN)/python -m pytest -m 'not full and not compose' -n $(JOBS) --dist loadfile
 
 test-all: $(STAMP)
-	$(BIN)/python -m pytest -m 'not compose'
+	$(BIN)/python -m pytest -m 'not compose' -n $(JOBS) --dist loadfile
 
 # Needs a Docker engine with compose; without an image registry, first: tests/compose/stand_ins/build > .env
 compose-test: $(STAMP)

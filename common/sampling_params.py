@@ -93,18 +93,18 @@ class SamplingParams:
             ("bad_words", (token_id for word in self.bad_words for token_id in word)))
         for name, ids in named:
             for token_id in ids:
-                if not (isinstance(token_id, int) and 0 <= token_id < vocab_size):
+                if isinstance(token_id, bool) or not (isinstance(token_id, int) and 0 <= token_id < vocab_size):
                     raise InvalidRequest(
                         f"{name}: token id {token_id} is outside the vocabulary 0..{vocab_size - 1}", param=name)
 
 
 def _whole(name: str, value: int, low: int, high: int) -> None:
-    if not isinstance(value, int):
+    if not isinstance(value, int) or isinstance(value, bool):
         raise InvalidRequest(f"{name}: must be a whole number, got {value!r}", param=name)
     _within(name, value, low, high)
 
 
 def _within(name: str, value: float, low: float, high: float, what: str = "") -> None:
     """Neither a NaN nor an infinity lies between two finite numbers."""
-    if not (isinstance(value, int | float) and low <= value <= high):
+    if isinstance(value, bool) or not (isinstance(value, int | float) and low <= value <= high):
         raise InvalidRequest(f"{name}: {what + ' ' if what else ''}must be {low} to {high}, got {value}", param=name)

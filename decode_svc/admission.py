@@ -55,6 +55,9 @@ class KvAdmission:
 
     async def admit(self, generation: Generation, request: EngineRequest) -> None:
         """Return once the scheduler has the request. Raises the `ShoalError` that refuses it."""
+        if generation.params.prompt_logprobs is not None and not generation.output_token_ids:
+            self._plain(request)  # every prompt token is to be computed here
+            return
         route = self._find_route(generation.placement) if generation.placement else None
         present = await self._loader.blocks_present(self._loadable(generation)) if self._loader is not None else 0
         if route is None and not present:

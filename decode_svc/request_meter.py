@@ -71,7 +71,8 @@ class RequestMeter:
 
     def submitted(self, generation: Generation) -> None:
         params = generation.params
-        self._live[generation.request_id] = _Live(self._clock(), params.n, params.n, exemplar_of(generation.trace_context))
+        self._live[generation.request_id] = _Live(
+            self._clock(), params.n, params.n, exemplar_of(generation.trace_context))
         self._without_token.add(generation.request_id)
         self.counts.max_tokens.observe(params.max_tokens)
         self.counts.choices.observe(params.n)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -207,13 +206,18 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
 
 
 async def _read_commands(commands: AsyncIterator[decode_pb2.GenerateCommand], session: Session) -> None:
-    with contextlib.suppress(grpc.RpcError):
+    try:
         async for command in commands:
             if command.HasField("submit"):
                 _submit(session, command.submit)
             elif command.HasField("abort"):
                 session.abort(command.abort.request_id)
-    session.close()
+    except grpc.RpcError:
+        log.debug("caller_gone")
+    except Exception:
+        log.exception("commands_failed")
+    finally:
+        session.close()
 
 
 def _submit(session: Session, submit: decode_pb2.Submit) -> None:

@@ -86,6 +86,8 @@ class DecodeWorker:
             await asyncio.wait(self._admitting.values(), timeout=timeout_s)
         if self._engine is not None:
             await self._engine.stop(timeout_s)
+        if self._fetching:  # they read the store, which is closed after this
+            await asyncio.wait(self._fetching, timeout=timeout_s)
 
     async def reset_prefix_cache(self) -> int:
         """Drop cached blocks that no live request uses; returns how many."""
@@ -186,10 +188,11 @@ class DecodeWorker:
 
     def _end(self, request_id: str) -> None:
         """Abort it where it is: a task that brings its KV must first let go of its blocks."""
-        if request_id in self._admitting:
-            self._end_admission(request_id)
-        else:
+        task = self._admitting.get(request_id)
+        if task is None or task.done():  # done: the scheduler has it, though `_admitted` has not run yet
             self.engine.abort(request_id)
+        else:
+            self._end_admission(request_id)
 
     def _end_admission(self, request_id: str) -> None:
         task = self._admitting[request_id]

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from typing import TypeVar
 
 from common import logs
 from common.block_hash import BlockHash
 from engine.core import EngineCore, Reservation
 from engine.engine_port import EngineFacts, EngineListener
-from engine.grammar.grammar_desk import CompileGrammar
+from engine.grammar.grammar_desk import CompilesGrammars
 from engine.loop import EngineLoop
 from engine.outputs import EngineStats, RequestOutput
 from engine.request import EngineRequest
@@ -29,13 +30,13 @@ class AsyncEngine:
 
     def __init__(
         self, core: EngineCore, listener: EngineListener, facts: EngineFacts,
-        compile_grammar: CompileGrammar | None = None,
+        grammar_compiler: CompilesGrammars | None = None,
     ) -> None:
         self.core = core
         self.facts = facts
         self._listener = listener
         self._engine = EngineLoop(
-            core, self._on_step, self._on_fatal, after_turn=self._after_turn, compile_grammar=compile_grammar)
+            core, self._on_step, self._on_fatal, after_turn=self._after_turn, grammar_compiler=grammar_compiler)
         self._swap = StoreSwap(core.block_bytes)
         core.use_swap(self._swap)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -67,10 +68,10 @@ class AsyncEngine:
 
     async def call(self, run: Callable[[EngineCore], T], *, always: bool = False) -> T:
         """Run between two steps, in the engine's thread; raises what it raises. `always`: also when many calls wait."""
-        return await asyncio.wrap_future(self._engine.call(run, always=always))
+        return await _uncancelled(self._engine.call(run, always=always))
 
     async def reserve(self, request: EngineRequest) -> Reservation:
-        return await asyncio.wrap_future(self._engine.reserve(request))
+        return await _uncancelled(self._engine.reserve(request))
 
     async def land(self, request_id: str, num_tokens: int) -> None:
         await self.call(lambda core: core.land(request_id, num_tokens))
@@ -85,7 +86,7 @@ class AsyncEngine:
         self._swap.bytes_per_s = bytes_per_s
 
     async def release(self, request_id: str) -> None:
-        await asyncio.wrap_future(self._engine.release(request_id))
+        await _uncancelled(self._engine.release(request_id))
 
     async def pin(self, hashes: Iterable[BlockHash]) -> dict[BlockHash, int]:
         return await self.call(lambda core: core.pin(hashes))
@@ -121,3 +122,8 @@ class AsyncEngine:
         except Exception as error:
             log.exception("delivery_failed")
             self._listener.on_failed(f"outputs could not be delivered: {error}")
+
+
+async def _uncancelled(command: Future[T]) -> T:
+    """A cancellation ends the waiting, not the command: the engine may have begun it."""
+    return await asyncio.shield(asyncio.wrap_future(command))

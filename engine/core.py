@@ -101,7 +101,10 @@ class EngineCore:
         self._is_stalled = False
 
     def __contains__(self, request_id: str) -> bool:
-        """Whether a request of this id is live. May be asked from any thread."""
+        """Whether a request of this id is live, or ended while it was loaded and the load goes on.
+
+        May be asked from any thread.
+        """
         return request_id in self._roster
 
     @property
@@ -109,11 +112,12 @@ class EngineCore:
         """Whether a step has anything to do, if only to take in what is in flight."""
         roster = self._roster
         return bool(roster.running or roster.waiting or roster.ready or roster.forks or roster.due_outputs
-                    or len(roster.in_flight))
+                    or len(roster.in_flight) or roster.transfers.num_loading)
 
     @property
     def is_stalled(self) -> bool:
-        """The last step found nothing to do beside requests that wait: only a call or a deadline changes that."""
+        """The last step found nothing to do beside requests that wait or load: only a call or a deadline changes that.
+        """
         return self._is_stalled
 
     @property
@@ -134,7 +138,7 @@ class EngineCore:
         Raises `InvalidRequest` (id in use, empty prompt, token outside the vocabulary, nothing left to draw),
         `ContextLengthExceeded`, `FingerprintMismatch`, `Overloaded`, or `Unavailable` once closed.
         """
-        now = self._clock()
+        now = self._tell_time()
         self._check(asked)
         waiting = self._roster.waiting
         if len(waiting) >= self.config.max_num_waiting:
@@ -155,7 +159,7 @@ class EngineCore:
             raise InvalidRequest(
                 "prompt_logprobs: every prompt token of such a request is computed where it decodes, none may come "
                 "from elsewhere", param="prompt_logprobs")
-        choices = self._choices(asked, grammar, self._clock())
+        choices = self._choices(asked, grammar, self._tell_time())
         self._lifecycle.reserve(choices)
         return Reservation(asked.request_id, choices[0].num_computed_tokens, choices[0].block_ids)
 
@@ -173,6 +177,7 @@ class EngineCore:
         `num_cached_tokens`, when given, is how many prompt tokens nobody had to compute; else those of the
         reservation. Raises `InvalidRequest` for a request that does not await KV.
         """
+        self._tell_time()
         self._lifecycle.start(request_id, num_cached_tokens)
         self._forget_departed()
 
@@ -206,6 +211,7 @@ class EngineCore:
         None if it is not live, or awaits KV: then it goes on until `release`. Of several choices, the last outputs of
         all but the first that lived come with the next step; until then the id is in use.
         """
+        self._tell_time()
         output = self._lifecycle.abort(request_id)
         self._forget_departed()
         return output
@@ -218,10 +224,10 @@ class EngineCore:
             raise EngineFailed(exc, self.close(InternalError(f"the engine failed: {exc}"))) from exc
 
     def _step(self) -> list[RequestOutput]:
-        in_flight, outputs = self._roster.in_flight, []
+        in_flight = self._roster.in_flight
         step = self._scheduler.schedule(self._clock())
         if step is None:
-            outputs += self._retire()
+            self._retire()
             step = self._scheduler.schedule(self._clock())
             assert step is not None, "with nothing in flight, room can be made"
         self._forget_departed()
@@ -231,12 +237,12 @@ class EngineCore:
             in_flight.launch(step)
             in_flight.provide_masks()
         while len(in_flight) > (self.config.enable_overlap and has_rows):
-            outputs += self._retire()
-        outputs += self._take_due()
+            self._retire()
+        outputs, self._roster.due_outputs = self._roster.due_outputs, []
         self._is_stalled = not (has_rows or outputs or len(in_flight))
         return outputs
 
-    def _retire(self) -> list[RequestOutput]:
+    def _retire(self) -> None:
         """Take in the oldest step in flight."""
         in_flight = self._roster.in_flight
         step = in_flight.oldest()
@@ -244,15 +250,10 @@ class EngineCore:
         now = self._clock()
         self._meter.add(now - max(step.planned_at, self._roster.retired_at), step.plan)
         self._roster.now = self._roster.retired_at = now
-        outputs = self._take_due() + self._intake.take(step, result)
+        self._intake.take(step, result)
         in_flight.retire()
         in_flight.provide_masks()
         self._forget_departed()
-        return outputs
-
-    def _take_due(self) -> list[RequestOutput]:
-        outputs, self._roster.due_outputs = self._roster.due_outputs, []
-        return outputs
 
     def close(self, error: ShoalError) -> list[RequestOutput]:
         """End every live request with `error` and refuse new ones; a step in flight is not waited for. Idempotent."""
@@ -297,6 +298,11 @@ class EngineCore:
         return [first, *(
             Request(asked, self._scheme, now, first=first, choice=choice, grammar=grammar and grammar.fork())
             for choice in range(1, asked.num_choices))]
+
+    def _tell_time(self) -> float:
+        now = self._clock()
+        self._roster.tell_time(now)
+        return now
 
     def _new_job(self) -> MaskJob:
         if self._mask_jobs is None:

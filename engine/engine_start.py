@@ -18,6 +18,6 @@ async def start_engine(config: WorkerConfig, model: str, hash_key: bytes, listen
         await process.start()
         return process
     loaded = await asyncio.to_thread(ModelEngine.load, config, model, hash_key)
-    engine = AsyncEngine(loaded.core, listener, loaded.facts, loaded.compile_grammar)
+    engine = AsyncEngine(loaded.core, listener, loaded.facts, loaded.grammar_compiler)
     engine.start()
     return engine

@@ -62,9 +62,9 @@ class Forks:
         fork = self._of.get(request_id)
         return [] if fork is None else list(fork.live.values())
 
-    def num_cached_tokens(self, request: Request) -> int:
-        """Of the prompt, as the first choice found them."""
-        return self._of[request.request_id].first.num_cached_tokens
+    def first(self, request: Request) -> Request:
+        """The choice that computes the prompt of a further one; it may have ended."""
+        return self._of[request.request_id].first
 
     def offer(self, request: Request) -> None:
         """A sequence has made progress: if it is a first choice and has the prompt's KV, the others may begin."""

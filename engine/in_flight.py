@@ -4,7 +4,8 @@
 
 A sequence may end while a launched step still computes a row of it. It has had its last output then, but its blocks
 stay with it (`leave`) until the last step that may touch them has retired; only then are they given back, and only
-then does the runner forget it. The same holds for the blocks that a step copies from.
+then does the runner forget it, even if a later one of the same id, which waits for that, has ended before. The same
+holds for the blocks that a step copies from.
 """
 
 from __future__ import annotations
@@ -123,4 +124,5 @@ class InFlight:
 
     def _depart(self, request: Request) -> None:
         self._blocks.free(request)
-        self._departed.append(request.sequence_id)
+        if request.sequence_id not in self._leaving:
+            self._departed.append(request.sequence_id)

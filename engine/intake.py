@@ -33,41 +33,40 @@ class Intake:
         self._blocks = blocks
         self._finish_rule = finish_rule
 
-    def take(self, step: PlannedStep, result: StepResult) -> list[RequestOutput]:
-        """The step has retired: everything that it wrote is there."""
+    def take(self, step: PlannedStep, result: StepResult) -> None:
+        """The step has retired: everything that it wrote is there. Outputs are due as they are made, row by row."""
         step.plan.check(result)
         num_decoded = len(step.plan.decode)
-        outputs: list[RequestOutput] = []
         if num_decoded:
-            outputs = self._take_decoded(step, cast("list[int]", list(result.token_ids[:num_decoded])), result)
+            self._take_decoded(step, cast("list[int]", list(result.token_ids[:num_decoded])), result)
         for index, (row, request) in enumerate(step.chunks, num_decoded):
             request.num_chunk_rows += 1
             output = self._take_row(
                 request, row.start, len(row.token_ids), result.token_ids[index], _logprobs(result, index),
                 result.prompt_logprobs.get(index, ()), is_chunk=True)
             if output is not None:
-                outputs.append(output)
-        return outputs
+                self._roster.due_outputs.append(output)
 
-    def _take_decoded(
-        self, step: PlannedStep, token_ids: list[int], result: StepResult
-    ) -> list[RequestOutput]:
+    def _take_decoded(self, step: PlannedStep, token_ids: list[int], result: StepResult) -> None:
         """One drawn token of each row."""
         members, starts = step.decode
         taken = self._roster.decoding.take(step.decode, token_ids)
-        outputs = cast("list[RequestOutput | None]", taken.outputs)
         self._roster.counts.num_generated_tokens += len(token_ids) - len(taken.strays)
         for row in taken.to_commit:
             self._blocks.commit(members.requests[row])
-        for row in taken.strays:
-            outputs[row] = self._take_row(
-                members.requests[row], int(starts[row]), 1, token_ids[row], _logprobs(result, row))
-        if taken.may_end or members.constrained or result.logprobs:
-            strays = set(taken.strays)
-            for row in {*taken.may_end, *members.constrained, *result.logprobs}:
-                if row < len(token_ids) and row not in strays:
-                    outputs[row] = self._conclude(members.requests[row], token_ids[row], _logprobs(result, row))
-        return [output for output in outputs if output is not None] if taken.strays else taken.outputs
+        strays, due = set(taken.strays), self._roster.due_outputs
+        special = {*strays, *taken.may_end, *members.constrained, *result.logprobs}
+        if not special:
+            due += taken.outputs
+            return
+        for row, plain in enumerate(taken.outputs):
+            request, output = members.requests[row], cast("RequestOutput | None", plain)
+            if row in strays:
+                output = self._take_row(request, int(starts[row]), 1, token_ids[row], _logprobs(result, row))
+            elif row in special:
+                output = self._conclude(request, token_ids[row], _logprobs(result, row))
+            if output is not None:
+                due.append(output)
 
     def _take_row(
         self, request: Request, start: int, num_tokens: int, token_id: int | None,
@@ -99,8 +98,10 @@ class Intake:
 
     def _conclude(
         self, request: Request, token_id: int, logprobs: tuple[TokenLogprobs, ...]
-    ) -> RequestOutput:
-        """The output of a sequence that has just taken in a drawn token."""
+    ) -> RequestOutput | None:
+        """The output of a sequence that has just taken in a drawn token; None if another choice has ended it since."""
+        if request.status is not RequestStatus.RUNNING:
+            return None
         new_token_ids = [token_id]
         stop_token_id: int | None = None
         reason = self._finish_rule.reason(request, token_id)
@@ -110,8 +111,7 @@ class Intake:
             try:
                 reason, stop_token_id = self._follow_grammar(request, new_token_ids, reason)
             except ShoalError as error:
-                del request.token_ids[-1]  # it is not put out
-                request.num_pending_tokens -= 1
+                self._take_back(request, len(new_token_ids))
                 return self._roster.fail(request, error)
         timing, prompt_logprobs = self._first_token_facts(request)
         if reason is not None:
@@ -149,6 +149,13 @@ class Intake:
             return reason, new_token_ids[-1]
         grammar.accept(new_token_ids[1:])
         return (FinishReason.STOP if grammar.is_finished else reason), None
+
+    def _take_back(self, request: Request, num_tokens: int) -> None:
+        """The newest tokens are not put out, though the row that drew the first of them was computed."""
+        del request.token_ids[-num_tokens:]
+        request.num_pending_tokens -= num_tokens
+        request.num_undrawn_outputs -= num_tokens
+        self._roster.counts.num_generated_tokens -= num_tokens
 
     def _first_token_facts(
         self, request: Request

@@ -33,14 +33,10 @@ class Lifecycle:
     def add(self, choices: list[Request]) -> None:
         """Queue the choices of a request that fits the pool and whose id is not in use; the first one is queued."""
         first = choices[0]
-        if first.grammar is not None and first.grammar.is_finished:
-            self._roster.enter(first)
-            self._roster.waiting.add(first)
-            self._roster.due_outputs.append(self._roster.end(first, FinishReason.STOP))
-            return
         self._enter(choices)
         self._roster.waiting.add(first)
-        self._watch_deadline(first)
+        if not self._end_complete(first):
+            self._watch_deadline(first)
 
     def reserve(self, choices: list[Request]) -> None:
         """As `add`, but grant the blocks of all known tokens now and let others fill them. `Overloaded`: no change."""
@@ -88,6 +84,8 @@ class Lifecycle:
         num_present = roster.transfers.end_load(request)
         if num_present is not None:
             self._preemption.count_loaded(request, num_present)
+        if self._end_complete(request):
+            return
         roster.transfers.remove(request)
         if request.num_due_tokens == 0:  # `prefill_only`: in no table now
             roster.transfers.hold(request)
@@ -102,6 +100,7 @@ class Lifecycle:
         """End a request in any state, without an output; nothing if it is not live."""
         for request in self._roster.choices(request_id):
             self._roster.dismiss(request)
+        self._roster.drop_due(request_id)
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request between steps; None if it is not live, or is being filled by others and so only released.
@@ -111,6 +110,7 @@ class Lifecycle:
         choices = self._roster.choices(request_id)
         if not choices or any(self._is_filled_by_others(request) for request in choices):
             return None
+        self._roster.drop_due(request_id)
         outputs = [self._roster.end(request, FinishReason.ABORT) for request in choices]
         self._roster.due_outputs += outputs[1:]
         return outputs[0]
@@ -124,6 +124,14 @@ class Lifecycle:
                 outputs.append(roster.fail(request, error))
         roster.in_flight.abandon()
         return outputs
+
+    def _end_complete(self, request: Request) -> bool:
+        """End all choices of a request whose grammar is complete with the output it brings: nothing is to be drawn."""
+        if request.grammar is None or not request.grammar.is_finished:
+            return False
+        for choice in self._roster.forks.choices(request):
+            self._roster.due_outputs.append(self._roster.end(choice, FinishReason.STOP))
+        return True
 
     def _is_filled_by_others(self, request: Request) -> bool:
         return request.status is RequestStatus.AWAITING_KV and not self._roster.transfers.is_loading(request)

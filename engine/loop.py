@@ -7,7 +7,7 @@ Commands (submit, abort, call) wait in one bounded queue and are applied in orde
 live request, every queued submit and every queued call is answered; later ones are refused at once.
 
 A request with a grammar: submitted, or reserved ──compiled──▶ queued as a command, with its grammar's state
-                                    └──abort, release──▶ gone: what the compiler brings is dropped
+                                    └──abort, release, deadline──▶ gone: what the compiler brings is dropped
 """
 
 from __future__ import annotations
@@ -21,10 +21,18 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from common.errors import Cancelled, InternalError, InvalidRequest, Overloaded, ShoalError, Unavailable
+from common.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    Overloaded,
+    ShoalError,
+    Unavailable,
+)
 from engine.block_pool import LedgerError
 from engine.core import EngineCore, EngineFailed, Reservation
-from engine.grammar.grammar_desk import CompileGrammar, GrammarDesk
+from engine.grammar.grammar_desk import CompilesGrammars, GrammarDesk
 from engine.grammar.state import GrammarState
 from engine.outputs import EngineStats, FinishReason, RequestOutput
 from engine.request import EngineRequest
@@ -33,7 +41,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 IDLE_WAIT_S = 1.0  # the longest sleep without a command, and the least time between integrity checks
-STALLED_WAIT_S = 0.05  # the longest sleep while requests wait for blocks that only a command or a deadline frees
+STALLED_WAIT_S = 0.05  # the longest sleep while requests wait for blocks or a grammar: a deadline may pass
 FULL_RETRY_AFTER_S = 1.0
 ENGINE_THREAD = "engine-loop"
 
@@ -65,6 +73,14 @@ class _Call:
 _Command = _Submit | _Abort | _Answer | _Call
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Compiling:
+    """A request that waits for its grammar; `reserving` is None for a submitted one."""
+
+    request: EngineRequest
+    reserving: Future[Reservation] | None = None
+
+
 class EngineLoop:
     """`on_step` gets each step's outputs and `on_fatal` the exception that ended the loop, both in the loop's thread.
 
@@ -75,19 +91,19 @@ class EngineLoop:
     def __init__(
         self, core: EngineCore, on_step: Callable[[list[RequestOutput]], None],
         on_fatal: Callable[[Exception], None], *, max_commands: int = 1024,
-        after_turn: Callable[[EngineCore], None] | None = None, compile_grammar: CompileGrammar | None = None,
+        after_turn: Callable[[EngineCore], None] | None = None, grammar_compiler: CompilesGrammars | None = None,
     ) -> None:
         self._core = core
         self._on_step = on_step
         self._on_fatal = on_fatal
         self._after_turn = after_turn
         self._max_commands = max_commands
-        self._grammars = GrammarDesk(compile_grammar)
+        self._grammars = GrammarDesk(grammar_compiler)
         self._wake = threading.Condition()  # guards the six fields below
         self._commands: deque[_Command] = deque()  # aborts come on top of max_commands, one per live id at most
         self._submitted: set[str] = set()  # ids of submits that the core has not yet taken
         self._aborting: set[str] = set()  # ids of aborts that the core has not yet taken
-        self._compiling: dict[str, EngineRequest | Future[Reservation]] = {}  # by request id: who waits for a grammar
+        self._compiling: dict[str, _Compiling] = {}  # by request id
         self._is_stopping = False
         self._closed_by: ShoalError | None = None
         self._stats = core.stats()
@@ -106,37 +122,42 @@ class EngineLoop:
     def submit(self, request: EngineRequest) -> None:
         """Queue a request. If the engine refuses it, that becomes its only output, with the error.
 
-        Raises `Overloaded` when the command queue is full, `InvalidRequest` for a live id, `Unavailable` once closed.
+        Raises `Overloaded` when the command queue is full, `InvalidRequest` for a live id or for a grammar that is known
+        to be wrong, `Unavailable` once closed.
         """
+        grammar = self._ready(request)
         with self._wake:
             if self._is_live(request.request_id):
                 raise InvalidRequest(
                     f"request_id: {request.request_id!r} is in use by a live request", param="request_id")
-            if request.params.grammar is None:
-                self._enqueue(_Submit(request))
+            if request.params.grammar is None or grammar is not None:
+                self._enqueue(_Submit(request, grammar))
             else:
-                self._compile(request, request)
+                self._compile(_Compiling(request))
             self._submitted.add(request.request_id)
 
     def reserve(self, request: EngineRequest) -> Future[Reservation]:
-        """As `call` with `core.reserve`, once its grammar is compiled; a `release` meanwhile cancels it."""
-        if request.params.grammar is None:
-            return self.call(lambda core: core.reserve(request))
+        """As `call` with `core.reserve`, once its grammar is compiled; a `release` or its deadline meanwhile ends it."""
         future: Future[Reservation] = Future()
         with self._wake:
             try:
-                self._compile(request, future)
+                grammar = self._ready(request)
+                if request.params.grammar is None or grammar is not None:
+                    self._enqueue(_Call(lambda core: core.reserve(request, grammar), future))
+                else:
+                    self._compile(_Compiling(request, future))
             except ShoalError as error:
                 future.set_exception(error)
         return future
 
     def release(self, request_id: str) -> Future[None]:
-        """As `call` with `core.release`, whatever waits."""
+        """As `call` with `core.release`, whatever waits; also of a request that waits for its grammar."""
         with self._wake:
-            waiting = self._compiling.get(request_id)
-            if isinstance(waiting, Future):
-                del self._compiling[request_id]
-                _fail(waiting, Cancelled("the reservation was given up"))
+            waiting = self._compiling.pop(request_id, None)
+            if waiting is not None and waiting.reserving is not None:
+                _fail(waiting.reserving, Cancelled("the reservation was given up"))
+            elif waiting is not None:
+                self._submitted.discard(request_id)
         return self.call(lambda core: core.release(request_id), always=True)
 
     def abort(self, request_id: str) -> None:
@@ -146,9 +167,9 @@ class EngineLoop:
         """
         with self._wake:
             compiling = self._compiling.get(request_id)
-            if isinstance(compiling, EngineRequest):
+            if compiling is not None and compiling.reserving is None:
                 del self._compiling[request_id]
-                self._commands.append(_Answer(_ended(compiling, FinishReason.ABORT)))
+                self._commands.append(_Answer(_ended(compiling.request, FinishReason.ABORT)))
                 self._wake.notify()
             elif request_id not in self._aborting and self._is_live(request_id):
                 self._aborting.add(request_id)
@@ -183,31 +204,50 @@ class EngineLoop:
     def _is_live(self, request_id: str) -> bool:
         return request_id in self._submitted or request_id in self._core
 
-    def _compile(self, request: EngineRequest, waiting: EngineRequest | Future[Reservation]) -> None:
+    def _ready(self, request: EngineRequest) -> GrammarState | None:
+        """The state of the request's grammar, if it has one that is compiled already."""
+        return None if request.params.grammar is None else self._grammars.ready(request.params.grammar)
+
+    def _compile(self, waiting: _Compiling) -> None:
         self._check_open()
+        request = waiting.request
         if request.request_id in self._compiling:
             raise InvalidRequest(f"request_id: {request.request_id!r} is in use by a live request", param="request_id")
         assert request.params.grammar is not None
         compiled = self._grammars.begin(request.params.grammar)
         self._compiling[request.request_id] = waiting
-        compiled.add_done_callback(lambda done: self._compiled(request, waiting, done))
+        self._wake.notify()  # from now on a deadline may pass
+        compiled.add_done_callback(lambda done: self._compiled(waiting, done))
 
-    def _compiled(
-        self, request: EngineRequest, waiting: EngineRequest | Future[Reservation], done: Future[GrammarState]
-    ) -> None:
+    def _compiled(self, waiting: _Compiling, done: Future[GrammarState]) -> None:
+        request = waiting.request
         with self._wake:
             if self._compiling.get(request.request_id) is not waiting or done.cancelled():
                 return
-            del self._compiling[request.request_id]
             error = done.exception()
-            if isinstance(waiting, EngineRequest):
-                self._commands.append(
-                    _Submit(request, done.result()) if error is None else _Answer(_refusal(request, _typed(error))))
-            elif error is None:
-                self._commands.append(_Call(lambda core: core.reserve(request, done.result()), waiting))
-            else:
-                _fail(waiting, _typed(error))
+            if error is not None:
+                self._refuse_compiling(waiting, _typed(error))
+                return
+            del self._compiling[request.request_id]
+            self._commands.append(_Submit(request, done.result()) if waiting.reserving is None else _Call(
+                lambda core: core.reserve(request, done.result()), waiting.reserving))
             self._wake.notify()
+
+    def _refuse_compiling(self, waiting: _Compiling, error: ShoalError) -> None:
+        del self._compiling[waiting.request.request_id]
+        if waiting.reserving is None:
+            self._commands.append(_Answer(_refusal(waiting.request, error)))
+            self._wake.notify()
+        else:
+            _fail(waiting.reserving, error)
+
+    def _expire_compiling(self) -> None:
+        now = time.monotonic()
+        for waiting in list(self._compiling.values()):
+            deadline = waiting.request.deadline
+            if deadline is not None and deadline <= now:
+                self._refuse_compiling(waiting, DeadlineExceeded(
+                    f"the deadline passed {now - deadline:.3f} s ago, while the grammar was compiled"))
 
     def _check_open(self) -> None:
         if self._closed_by is not None or self._is_stopping:
@@ -251,9 +291,10 @@ class EngineLoop:
         with self._wake:
             if not (self._commands or self._is_stopping):
                 if not self._core.has_work:
-                    self._wake.wait(IDLE_WAIT_S)
+                    self._wake.wait(STALLED_WAIT_S if self._compiling else IDLE_WAIT_S)
                 elif self._core.is_stalled:
                     self._wake.wait(STALLED_WAIT_S)
+            self._expire_compiling()
             commands = list(self._commands)
             self._commands.clear()
             return commands
@@ -319,10 +360,10 @@ class EngineLoop:
             elif isinstance(command, _Call):
                 _fail(command.future, error)
         for waiting in compiling:
-            if isinstance(waiting, EngineRequest):
-                outputs.append(_refusal(waiting, error))
+            if waiting.reserving is None:
+                outputs.append(_refusal(waiting.request, error))
             else:
-                _fail(waiting, error)
+                _fail(waiting.reserving, error)
         try:
             self._hand_out(outputs)
         except Exception:

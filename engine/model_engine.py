@@ -20,7 +20,6 @@ from engine.core import EngineCore
 from engine.device import CPU, Device, find_device
 from engine.engine_port import EngineFacts
 from engine.grammar.compiler import GrammarCompiler
-from engine.grammar.grammar_desk import CompileGrammar
 from engine.load_bar import load_bar
 from engine.mock_runner import MockMode, MockRunner
 from engine.model_config import ModelConfig
@@ -38,11 +37,11 @@ _ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 
 @dataclass(frozen=True, slots=True)
 class ModelEngine:
-    """`compile_grammar` is None for a model without a tokenizer."""
+    """`grammar_compiler` is None for a model without a tokenizer."""
 
     core: EngineCore
     facts: EngineFacts
-    compile_grammar: CompileGrammar | None = None
+    grammar_compiler: GrammarCompiler | None = None
 
     @staticmethod
     def load(
@@ -77,13 +76,13 @@ class ModelEngine:
         core = EngineCore(engine_config, runner, scheme, max_kv_events=MAX_KV_EVENTS)
         capacity = {name: getattr(engine_config, name) for name in ("num_blocks", "max_num_seqs", "max_model_len")}
         facts = EngineFacts(fingerprint, capacity, core.block_bytes, has_host_blocks=not device.is_gpu)
-        return ModelEngine(core, facts, _compile_grammar(folder, runner))
+        return ModelEngine(core, facts, _grammar_compiler(folder, runner))
 
 
-def _compile_grammar(folder: Path, runner: Runner) -> CompileGrammar | None:
+def _grammar_compiler(folder: Path, runner: Runner) -> GrammarCompiler | None:
     if not (folder / "tokenizer.json").is_file():
         return None
-    return GrammarCompiler(folder, runner.vocab_size, runner.eos_token_ids).compile
+    return GrammarCompiler(folder, runner.vocab_size, runner.eos_token_ids)
 
 
 def _spare_collector() -> None:

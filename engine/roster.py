@@ -45,18 +45,26 @@ class Roster:
         self.forks = Forks(blocks)
         self.prefixes = PrefixesInProgress(config.block_size)
         self.in_flight = InFlight(blocks)
-        self.due_outputs: list[RequestOutput] = []  # made outside the intake; the next step hands them out
+        self.due_outputs: list[RequestOutput] = []  # in order; handed out at the end of a step, or on closing
         self.counts = EngineStats()
         self.retired_at = 0.0  # when the last step was collected
         self.now = 0.0  # of the last thing that happened, as far as it was told
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._live or request_id in self.forks
+        return request_id in self._live or request_id in self.forks or self.transfers.has_orphan_of(request_id)
 
     def is_in_use(self, request_id: str) -> bool:
         """Whether the id cannot be given to a new request: some of the old one is still to come, or to be written."""
-        return (request_id in self or self.transfers.is_orphan(request_id)
-                or any(output.request_id == request_id for output in self.due_outputs))
+        return request_id in self or any(output.request_id == request_id for output in self.due_outputs)
+
+    def tell_time(self, now: float) -> None:
+        """What happens from here on happens at `now`, monotonic seconds."""
+        self.now = max(self.now, now)
+
+    def drop_due(self, request_id: str) -> None:
+        """Between steps: nothing of a request that is released or aborted now comes later."""
+        if self.due_outputs:
+            self.due_outputs = [output for output in self.due_outputs if output.request_id != request_id]
 
     def live(self) -> Collection[Request]:
         """All live sequences in order of arrival."""
@@ -131,9 +139,6 @@ class Roster:
         self.forks.end(request)
         if not is_loading:
             self.in_flight.leave(request)
-        if self.due_outputs:  # nothing comes after the last output, or after a release
-            gone = (request.request_id, request.choice)
-            self.due_outputs[:] = [o for o in self.due_outputs if (o.request_id, o.choice) != gone]
 
     def take_out(self, request: Request) -> None:
         """Of the table of its state; what its next state is, the caller says."""

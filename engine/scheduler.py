@@ -91,7 +91,7 @@ class Scheduler:
         None: the step in flight has to be taken in first.
         """
         roster = self._roster
-        roster.now = max(roster.now, now)
+        roster.tell_time(now)
         if now >= self.next_deadline:
             self._end_overdue(now)
         if not self._grow():
@@ -179,6 +179,8 @@ class Scheduler:
         roster = self._roster
         for fork in roster.forks.next_waiting():
             while fork.waiting and draft.budget > 0 and self._has_place():
+                if fork.waiting[0].sequence_id in roster.in_flight:
+                    break  # an ended one of the same id is still known to the runner
                 begun = roster.forks.begin(fork)
                 if begun is None:
                     break
@@ -202,7 +204,7 @@ class Scheduler:
             if chosen is None:
                 break
             request, hit = chosen
-            is_load = self._preemption.is_loadable(request, hit) and roster.transfers.has_room(
+            is_load = self._preemption.is_loadable(request, hit) and roster.transfers.may_load(
                 self._blocks.num_blocks(request.num_kv_tokens), hit.block_ids)
             num_spare = self._num_spare if roster.running else 0
             if not self._blocks.allocate(request, request.num_kv_tokens, hit, num_spare=num_spare):
@@ -309,7 +311,7 @@ class Scheduler:
             return
         request.first_admitted_at = max(self._roster.now, request.arrived_at)
         if request.is_further_choice:
-            request.num_cached_tokens = self._roster.forks.num_cached_tokens(request)
+            request.num_cached_tokens = self._roster.forks.first(request).num_cached_tokens
         else:
             counts.num_prompt_tokens += request.num_prompt_tokens
             counts.prefix_queries += request.num_prompt_tokens
@@ -335,5 +337,7 @@ class Scheduler:
                 return self._roster.transfers.is_loading(request)
             case RequestStatus.HELD:
                 return False
+            case RequestStatus.FORKING:  # its end is the end of all choices
+                return self._has_deadline(self._roster.forks.first(request))
             case _:
                 return not request.prefill_only or request.status is RequestStatus.WAITING

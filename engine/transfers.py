@@ -7,7 +7,8 @@ All keep their blocks whatever the scheduler is short of, for a copy may be runn
 capped: running answers keep the rest of the pool, and transfers that wait for each other's blocks cannot fill it.
 
 What a lower tier loads is the engine's own affair: such a sequence can end at any time, and its blocks then wait as an
-orphan's for the end of the load.
+orphan's for the end of the load. Where nothing else awaits KV, one load may exceed the cap: it waits for nobody, takes
+the blocks that computing would take too, and the longest sequences are those that loading spares the most.
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ class Transfers:
         return len(self._awaiting)
 
     @property
+    def num_loading(self) -> int:
+        return len(self._loading)
+
+    @property
     def num_awaiting_blocks(self) -> int:
         return len(self._tables_of)
 
@@ -52,6 +57,10 @@ class Transfers:
         """Whether a table of `num_blocks`, of which the hit's exist already, stays within the cap."""
         num_counted = sum(block_id in self._tables_of for block_id in hit_block_ids)
         return len(self._tables_of) + num_blocks - num_counted <= self.max_awaiting_blocks
+
+    def may_load(self, num_blocks: int, hit_block_ids: Sequence[int]) -> bool:
+        """As `has_room`, for a preempted sequence."""
+        return not self._tables_of or self.has_room(num_blocks, hit_block_ids)
 
     def wait_for_kv(self, request: Request, *, is_load: bool = False) -> None:
         request.status = RequestStatus.AWAITING_KV
@@ -78,6 +87,10 @@ class Transfers:
 
     def is_orphan(self, sequence_id: str) -> bool:
         return sequence_id in self._orphans
+
+    def has_orphan_of(self, request_id: str) -> bool:
+        """Of any choice. May be asked from any thread."""
+        return any(orphan.request_id == request_id for orphan in list(self._orphans.values()))
 
     def pop_orphan(self, sequence_id: str) -> Request:
         request = self._orphans.pop(sequence_id)

@@ -23,6 +23,7 @@ class WaitingQueue:
 
     def __init__(self) -> None:
         self._classes: dict[int, OrderedDict[str, Request]] = {}  # no empty ones
+        self._returned: set[str] = set()  # sequence ids of those that were put back
         self._num = 0
 
     def __len__(self) -> int:
@@ -42,11 +43,13 @@ class WaitingQueue:
     def put_back(self, request: Request) -> None:
         """At the front of its class."""
         self.add(request)
+        self._returned.add(request.sequence_id)
         self._class(request).move_to_end(request.sequence_id, last=False)
 
     def remove(self, request: Request) -> None:
         members = self._classes[request.priority]
         del members[request.sequence_id]
+        self._returned.discard(request.sequence_id)
         self._num -= 1
         if not members:
             del self._classes[request.priority]
@@ -64,7 +67,7 @@ class WaitingQueue:
         members = self._classes[min(self._classes)]
         window = list(islice(members.values(), WINDOW))
         first = window[0]
-        if first.num_preemptions or first.num_overtaken >= MAX_OVERTAKEN or len(window) == 1:
+        if first.sequence_id in self._returned or first.num_overtaken >= MAX_OVERTAKEN or len(window) == 1:
             return [first]
         return sorted(window, key=hit_length, reverse=True)  # stable: ties stay in order of arrival
 

@@ -1,8 +1,8 @@
 """API keys: one guard in front of every route but a written list, so that a new route is guarded by default.
 
 A path is open only when it equals an entry of `OPEN_PATHS` byte for byte, as the router will see it: another case, a
-doubled or trailing slash or an encoded slash is not on the list. `/ready` is open without a query only: `?verbose` tells
-what is there. Metrics are guarded here and open on the metrics port. The scheme is `Bearer`, written so, once.
+doubled or trailing slash or an encoded slash is not on the list. `/ready` is open without a query only: `?verbose`
+tells what is there. Metrics are guarded here and open on the metrics port. The scheme is `Bearer`, written so, once.
 """
 
 from __future__ import annotations

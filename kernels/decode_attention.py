@@ -37,7 +37,7 @@ class DecodeChoice:
     """Ways to run the same attention, to be chosen by measurement; None: by the number of sequences."""
 
     num_warps: int = 4
-    num_stages: int | None = None
+    num_stages: int | None = None  # loads of block ids take stages too: 2 to 4 hold K and V once, 5 twice, 7 thrice
     units_per_seq: float = 1.0  # that a step is cut into, about, above 64 in all
     mapped: bool = False  # each unit's sequence is looked up, worked out once a step, not by every program
     turned: bool = False  # Q is normed and turned, and K and V are written, before the launch

@@ -125,7 +125,7 @@ def strips_of(cache: torch.Tensor) -> TensorDescriptor:
 
 def extend_attention(
     q: torch.Tensor, cache: torch.Tensor, strips: TensorDescriptor, layer: int, tables: torch.Tensor,
-    tiles: torch.Tensor, scale: float, out: torch.Tensor,
+    tiles: torch.Tensor, scale: float, out: torch.Tensor, num_stages: int | None = None,
 ) -> None:
     """`q` [num_tokens, any heads, head_dim], its query heads first; `out` [num_tokens, num_heads, head_dim].
 
@@ -141,4 +141,4 @@ def extend_attention(
         q, strips, tables, tiles, out, q.stride(0), tables.stride(0), num_kv_heads, layer * 2 * num_kv_heads,
         num_layers * 2 * num_kv_heads, scale * 1.4426950408889634, GROUP=group, SPAN=_span(group),
         TOKENS=tile_tokens(group), BLOCK=block_size, HEAD_DIM=head_dim, WIDE=wide, num_warps=8 if wide else 4,
-        num_stages=1 if wide else 2)
+        num_stages=num_stages or (1 if wide else 2))

@@ -101,7 +101,7 @@ class StepBatch(_message.Message):
     def __init__(self, step_id: _Optional[int] = ..., deltas: _Optional[_Iterable[_Union[RequestDelta, _Mapping]]] = ...) -> None: ...
 
 class RequestDelta(_message.Message):
-    __slots__ = ("request_id", "token_ids", "finish_reason", "error", "stop_token_id", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "choice", "attempt", "cached_by_tier", "logprobs", "queue_s", "prefill_s", "prompt_logprobs", "timing")
+    __slots__ = ("request_id", "token_ids", "finish_reason", "error", "stop_token_id", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "choice", "attempt", "cached_by_tier", "logprobs", "queue_s", "prefill_s", "prompt_logprobs", "timing", "has_prompt_logprobs")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +118,7 @@ class RequestDelta(_message.Message):
     PREFILL_S_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TIMING_FIELD_NUMBER: _ClassVar[int]
+    HAS_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     finish_reason: _common_pb2.FinishReason
@@ -134,7 +135,8 @@ class RequestDelta(_message.Message):
     prefill_s: float
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
     timing: RequestTiming
-    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., error: _Optional[_Union[_common_pb2.ErrorDetail, _Mapping]] = ..., stop_token_id: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., choice: _Optional[int] = ..., attempt: _Optional[int] = ..., cached_by_tier: _Optional[_Union[_common_pb2.CachedTokens, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., timing: _Optional[_Union[RequestTiming, _Mapping]] = ...) -> None: ...
+    has_prompt_logprobs: bool
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., error: _Optional[_Union[_common_pb2.ErrorDetail, _Mapping]] = ..., stop_token_id: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., choice: _Optional[int] = ..., attempt: _Optional[int] = ..., cached_by_tier: _Optional[_Union[_common_pb2.CachedTokens, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., timing: _Optional[_Union[RequestTiming, _Mapping]] = ..., has_prompt_logprobs: bool = ...) -> None: ...
 
 class RequestTiming(_message.Message):
     __slots__ = ("queue_s", "prefill_s", "decode_s", "num_chunks", "num_steps", "num_preemptions")

@@ -22,7 +22,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @contextmanager
 def one_line_errors(config_code: int = 2) -> Iterator[None]:
-    """Every error that we raise ends as one line on stderr and an exit code: `config_code` for configuration, else 1."""
+    """Every error that we raise ends as one line on stderr: `config_code` for configuration, exit code 1 otherwise."""
     from common.errors import ConfigError, ShoalError
 
     try:
@@ -100,8 +100,8 @@ def up(
             model_path=ensure_model(model).resolve(), state_dir=(state_dir or default_state_dir()).resolve(),
             prefill=prefill, decode=decode, mixed=default_mixed(prefill, decode) if mixed is None else mixed,
             kvstore=kvstore, router=router, gateway=gateway, tokenizer=tokenizer,
-            host=host, port=port or ports.free_port(host), http_tls=http_tls, gateway_flags=gateway_flags, insecure=insecure,
-            api_key=api_key, nats_url=nats_url, redis_url=redis_url,
+            host=host, port=port or ports.free_port(host), http_tls=http_tls, gateway_flags=gateway_flags,
+            insecure=insecure, api_key=api_key, nats_url=nats_url, redis_url=redis_url,
             runner=runner, transport=transport, kvstore_dram_bytes=kvstore_dram_bytes,
             kvstore_ssd_bytes=kvstore_ssd_bytes, drain_timeout_s=drain_timeout_s,
             engine_flags={name: str(value) for name, value in engine.items() if value is not None})
@@ -125,7 +125,7 @@ def healthcheck(
     timeout_s: Annotated[float, typer.Option(min=0.1, max=600, help="Deadline of the whole check.")] = 3.0,
     tls: Annotated[bool | None, typer.Option(
         "--tls/--no-tls", show_default=False,
-        help="gRPC: whether the port speaks TLS [default: where SHOAL_TLS_CA is set, but for SHOAL_HEALTH_PORT].")] = None,
+        help="gRPC: whether the port speaks TLS [default: with SHOAL_TLS_CA, but not at SHOAL_HEALTH_PORT].")] = None,
 ) -> None:
     """Ask one service whether it takes work: exit code 0 or 1; for health checks of containers."""
     with one_line_errors(config_code=1):

@@ -16,6 +16,7 @@ def secured_gateway(
     An empty URL is that of a server of this machine.
     """
     given = {"--insecure": "true" if insecure else "", "--nats-url": nats_url, "--redis-url": redis_url}
-    config = GatewayConfig.load(["--host", host, *flags, *(f"{flag}={value}" for flag, value in given.items() if value)])
+    more = [f"{flag}={value}" for flag, value in given.items() if value]
+    config = GatewayConfig.load(["--host", host, *flags, *more])
     load_security(config)
     return config.has_server_tls

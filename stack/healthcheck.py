@@ -104,7 +104,8 @@ async def _status(parts: SplitResult, port: int, timeout_s: float) -> int:
     async with asyncio.timeout(timeout_s):
         reader, writer = await asyncio.open_connection(host, port, ssl=context)
         try:
-            writer.write(f"GET {target} HTTP/1.1\r\nHost: {host_port(host, port)}\r\nConnection: close\r\n\r\n".encode())
+            head = f"GET {target} HTTP/1.1\r\nHost: {host_port(host, port)}\r\nConnection: close\r\n\r\n"
+            writer.write(head.encode())
             return int((await reader.readline()).split()[1])
         finally:
             writer.transport.abort()

@@ -50,13 +50,13 @@ class LoadedModel:
         self.reference = reference
         with WeightFolder(folder) as weights:
             self.decoder = DecoderModel(self.config, load_decoder(self.config.decoder, weights, torch.float32), max_len)
-        self._compiler = GrammarCompiler(folder, self.config.vocab_size, self.config.eos_token_ids)
+        self.compiler = GrammarCompiler(folder, self.config.vocab_size, self.config.eos_token_ids)
 
     def grammar_of(self, asked: EngineRequest) -> GrammarState | None:
         return None if asked.params.grammar is None else self.compile(asked.params.grammar)
 
     def compile(self, grammar: Grammar) -> GrammarState:
-        return self._compiler.compile(grammar)
+        return self.compiler.compile(grammar)
 
     @torch.inference_mode()
     def reference_logits(self, token_ids: Sequence[int]) -> torch.Tensor:

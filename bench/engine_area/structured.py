@@ -30,13 +30,13 @@ def measure(model_path: Path, *, quick: bool, num_threads: int) -> list[Figure]:
         "type": "object", "additionalProperties": False, "required": list(_KEYS),
         "properties": {key: {"type": "string", "pattern": "^[a-z]{3,12}$"} for key in _KEYS}})
     ids = tokenizer.encode("Describe the order as JSON:", add_special_tokens=True)
-    assert engine.compile_grammar is not None
+    assert engine.grammar_compiler is not None
     rates = {}
     for constrained in (True, False):
         grammar = StructuredOutputsParams(json=schema).to_grammar() if constrained else None
         params = SamplingParams(
             max_tokens=48 if quick else 96, temperature=0.0, grammar=grammar, ignore_eos=not constrained)
-        state = engine.compile_grammar(grammar) if grammar else None
+        state = engine.grammar_compiler.compile(grammar) if grammar else None
         engine.core.add(EngineRequest(str(constrained), ids, params), state)
         started, drawn = time.perf_counter(), list[int]()
         while engine.core.has_work:

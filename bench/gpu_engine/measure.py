@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
@@ -46,6 +47,7 @@ def measure(name: str, workloads: Sequence[str], device: str, say: Say) -> list[
 
 def _figures(name: str, workloads: Sequence[str], device: str, say: Say) -> Iterator[Figure]:
     yield from outputs_check.measure(name, torch.device(device))
+    gc.collect()
     torch.cuda.empty_cache()
     yield from ceilings.measure(torch.device(device))
     rig = Rig(shape(name), device, say)

@@ -37,7 +37,7 @@ def measure(name: str, device: torch.device) -> Iterator[Figure]:
     wide = _on_cpu(weights)
     reference = TorchRunner(
         DecoderModel(model, wide, _MAX_LEN), KvCache(model, _NUM_BLOCKS, _BLOCK_SIZE, torch.float32))
-    wanted = [reference.logits(plan)[1] for plan in _plans()]
+    wanted = [_in_order(*reference.logits(plan)) for plan in _plans()]
     for graphs in (True, False):
         pool = torch.zeros(
             _NUM_BLOCKS, _NUM_LAYERS, 2, model.num_kv_heads, _BLOCK_SIZE, model.head_dim, dtype=torch.bfloat16,
@@ -50,6 +50,11 @@ def measure(name: str, device: torch.device) -> Iterator[Figure]:
             error = float((runner.logits(plan).cpu() - right).norm() / right.norm())
             way = "graph" if graphs else "kernels"
             yield Figure(f"error of logits, {kind}, {way}", error, "relative", "limit", _LIMIT, _LIMIT / error, 1.0)
+
+
+def _in_order(indices: list[int], logits: torch.Tensor) -> torch.Tensor:
+    """By the plan's rows."""
+    return logits[sorted(range(len(indices)), key=indices.__getitem__)]
 
 
 def _plans() -> list[StepPlan]:

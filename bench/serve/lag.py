@@ -39,7 +39,7 @@ class ClientLag:
     loop_p99_ms: float
     loop_max_ms: float
     limit_ms: float
-    queue_p99_ms: float = 0.0  # wait for a slot; only where requests come at a rate of their own, which it thins out
+    queue_p99_ms: float = 0.0  # wait for a slot; 0 where no rate is asked for, which it would thin out
 
     @property
     def warning(self) -> str:
@@ -50,8 +50,8 @@ class ClientLag:
         if self.loop_p99_ms > self.limit_ms:
             late.append(f"its event loop was {self.loop_p99_ms:.1f} ms (p99) behind, so chunk times are off by as much")
         if self.queue_p99_ms > self.limit_ms:
-            late.append(f"requests waited {self.queue_p99_ms:.1f} ms (p99) for --max-concurrency, so the load was lighter "
-                        "than the rate")
+            late.append(f"requests waited {self.queue_p99_ms:.1f} ms (p99) for --max-concurrency, so the load was "
+                        "lighter than the rate")
         return f"the load generator itself was late: {'; '.join(late)} (limit {self.limit_ms:g} ms)" if late else ""
 
 

@@ -37,7 +37,8 @@ def result(
         "dataset_name": options.dataset.name, "seed": options.dataset.seed, "goodput_limits_ms": dict(options.goodput),
         "client_lag": {
             "sent_p99_ms": lag.sent_p99_ms, "sent_max_ms": lag.sent_max_ms, "loop_p99_ms": lag.loop_p99_ms,
-            "loop_max_ms": lag.loop_max_ms, "queue_p99_ms": lag.queue_p99_ms, "limit_ms": lag.limit_ms, "warning": lag.warning or None},
+            "loop_max_ms": lag.loop_max_ms, "queue_p99_ms": lag.queue_p99_ms, "limit_ms": lag.limit_ms,
+            "warning": lag.warning or None},
     }
     if groups:
         body["groups"] = {name: {**_totals(group), **_latencies(group)} for name, group in groups.items()}

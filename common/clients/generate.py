@@ -70,7 +70,6 @@ def params_to_proto(params: SamplingParams) -> common_pb2.SamplingParams:
 
 def params_from_proto(params: common_pb2.SamplingParams) -> SamplingParams:
     """Absent numbers that may not be zero are neutral: senders from before these fields do not set them."""
-    kind = params.grammar.WhichOneof("kind") if params.HasField("grammar") else None
     return SamplingParams(
         max_tokens=params.max_tokens, temperature=params.temperature, top_k=params.top_k, top_p=params.top_p,
         seed=params.seed, ignore_eos=params.ignore_eos, stop_token_ids=tuple(params.stop_token_ids),
@@ -81,7 +80,14 @@ def params_from_proto(params: common_pb2.SamplingParams) -> SamplingParams:
         prompt_logprobs=params.prompt_logprobs if params.HasField("prompt_logprobs") else None,
         allowed_token_ids=tuple(params.allowed_token_ids) or None,
         bad_words=tuple(tuple(word.ids) for word in params.bad_words),
-        grammar=Grammar(_GRAMMAR_KINDS[kind], getattr(params.grammar, kind)) if kind else None)
+        grammar=_grammar_from_proto(params.grammar) if params.HasField("grammar") else None)
+
+
+def _grammar_from_proto(grammar: common_pb2.Grammar) -> Grammar:
+    kind = grammar.WhichOneof("kind")
+    if kind is None:  # of a newer sender, perhaps: without it the output would be free
+        raise InvalidRequest("grammar: of no kind that is known here", param="grammar")
+    return Grammar(_GRAMMAR_KINDS[kind], getattr(grammar, kind))
 
 
 def delta_to_proto(delta: TokenDelta) -> decode_pb2.RequestDelta:
@@ -94,6 +100,7 @@ def delta_to_proto(delta: TokenDelta) -> decode_pb2.RequestDelta:
         num_output_tokens=delta.num_output_tokens, queue_s=delta.queue_s, choice=delta.choice,
         logprobs=[_logprobs_to_proto(entry) for entry in delta.logprobs],
         prompt_logprobs=[_logprobs_to_proto(entry) for entry in delta.prompt_logprobs[1:] if entry is not None],
+        has_prompt_logprobs=bool(delta.prompt_logprobs),
         timing=decode_pb2.RequestTiming(**delta.timing._asdict()) if delta.timing else None)
 
 
@@ -108,7 +115,8 @@ def delta_from_proto(delta: decode_pb2.RequestDelta) -> TokenDelta:
         num_prompt_tokens=delta.num_prompt_tokens, num_cached_tokens=delta.num_cached_tokens,
         num_output_tokens=delta.num_output_tokens, queue_s=delta.queue_s, choice=delta.choice,
         logprobs=tuple(map(_logprobs_from_proto, delta.logprobs)),
-        prompt_logprobs=(None, *map(_logprobs_from_proto, delta.prompt_logprobs)) if delta.prompt_logprobs else (),
+        prompt_logprobs=(None, *map(_logprobs_from_proto, delta.prompt_logprobs)) if (
+            delta.has_prompt_logprobs or delta.prompt_logprobs) else (),
         timing=_timing_from_proto(delta.timing) if delta.HasField("timing") else None)
 
 

@@ -41,6 +41,11 @@ class CompiledGrammar:
         except InvalidRequest as exc:
             raise refusal(f"{grammar.kind} cannot be followed: {exc.message.removeprefix('grammar: ')}") from exc
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether `start` is a matter of microseconds; after a state reached a limit, the next one compiles again."""
+        return not self._is_spoilt
+
     def start(self) -> LlguidanceState:
         """The state at the start of an output; shares its lexer with the others."""
         with self._lock:

@@ -1,6 +1,7 @@
 """Grammars to states, over the model's vocabulary. Torch-free.
 
 A compiled grammar: asked for ──a thread is free──▶ compiling ──▶ cached (or its refusal is) ──least used──▶ dropped
+                        └──no thread──▶ gone                └──a fault of ours──▶ gone: the next who asks tries again
 
 A compilation cannot be interrupted. It runs in a thread of its own, beside few others; whoever asked waits no longer
 than the time limit, and the limits on size hold what goes on afterwards to seconds. The same grammar is compiled once.
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from llguidance import LLTokenizer
 
-from common.errors import InternalError, InvalidRequest, Overloaded, UnsupportedValue
+from common.errors import InternalError, InvalidRequest, Overloaded, ShoalError, UnsupportedValue
 from common.grammar import Grammar
 from engine.grammar.compiled_grammar import CompiledGrammar
 from engine.grammar.llguidance_state import reason_of, refusal
@@ -71,6 +72,16 @@ class GrammarCompiler:
             raise refusal(f"did not compile within {self._time_limit_s:g} s") from None
         return ready.start()
 
+    def ready(self, grammar: Grammar) -> GrammarState | None:
+        """As `compile`, at once: None for a grammar that would have to be compiled. For any thread."""
+        with self._lock:
+            compiled = self._cache.get(grammar)
+            if compiled is None or not compiled.done():
+                return None
+            self._cache.move_to_end(grammar)
+        found = compiled.result()
+        return found.start() if found.is_ready else None
+
     def _evict(self) -> None:
         size = sum(len(grammar.text) for grammar in self._cache)
         while len(self._cache) > self._max_cached or (size > MAX_CACHED_BYTES and len(self._cache) > 1):
@@ -79,10 +90,8 @@ class GrammarCompiler:
 
     def _start(self, tokenizer: LLTokenizer, grammar: Grammar, compiled: Future[CompiledGrammar]) -> None:
         if not self._free_threads.acquire(timeout=self._time_limit_s):
-            busy = Overloaded("all threads that compile grammars are busy", retry_after_s=BUSY_RETRY_AFTER_S)
-            with self._lock:
-                self._cache.pop(grammar, None)
-            compiled.set_exception(busy)
+            self._give_up(grammar, compiled, Overloaded(
+                "all threads that compile grammars are busy", retry_after_s=BUSY_RETRY_AFTER_S))
             return
 
         def run() -> None:
@@ -91,11 +100,23 @@ class GrammarCompiler:
             except InvalidRequest as exc:
                 compiled.set_exception(exc)
             except BaseException as exc:  # a panic in Rust is no Exception
-                compiled.set_exception(InternalError(f"the grammar compiler failed: {exc!r}"))
+                self._give_up(grammar, compiled, InternalError(f"the grammar compiler failed: {exc!r}"))
             finally:
                 self._free_threads.release()
 
-        _start_thread(run)
+        try:
+            _start_thread(run)
+        except RuntimeError as exc:
+            self._free_threads.release()
+            self._give_up(grammar, compiled, Overloaded(
+                f"no thread to compile a grammar in: {exc}", retry_after_s=BUSY_RETRY_AFTER_S))
+
+    def _give_up(self, grammar: Grammar, compiled: Future[CompiledGrammar], error: ShoalError) -> None:
+        """Tell those who wait, and nobody else: only what a grammar itself is at fault for is remembered."""
+        with self._lock:
+            if self._cache.get(grammar) is compiled:
+                del self._cache[grammar]
+        compiled.set_exception(error)
 
     def _load_tokenizer(self) -> LLTokenizer:
         with self._tokenizer_lock:

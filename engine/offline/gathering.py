@@ -35,18 +35,17 @@ class Gathering:
     def is_finished(self) -> bool:
         return all(choice.is_ended for choice in self._choices)
 
-    def take(self, output: EngineOutput) -> bool:
-        """Take in one output; true if the engine need not go on with its choice, although it would."""
+    def take(self, output: EngineOutput) -> None:
         if output.error is not None:
             raise output.error
         choice = self._choices[output.choice]
         if choice.is_ended:
-            return False
+            return
         self._num_cached_tokens = output.num_cached_tokens
         self._prompt_logprobs = output.prompt_logprobs or self._prompt_logprobs
         if output.choice == 0:
             self._timing = output.timing or self._timing
-        return choice.take(output)
+        choice.take(output)
 
     def result(self) -> RequestOutput:
         asked = self._params.prompt_logprobs is not None
@@ -76,7 +75,7 @@ class _Choice:
     def is_ended(self) -> bool:
         return self._finish_reason is not None
 
-    def take(self, output: EngineOutput) -> bool:
+    def take(self, output: EngineOutput) -> None:
         shown = output.new_token_ids
         if output.stop_token_id is not None and not self._params.include_stop_str_in_output:
             shown = shown[:-1]
@@ -95,7 +94,6 @@ class _Choice:
                 self._stop_reason = output.stop_token_id
             self._token_ids.extend(output.new_token_ids)
         self._logprobs.extend(output.logprobs[: len(self._token_ids) - before])
-        return self.is_ended and output.finish_reason is None
 
     def result(self) -> CompletionOutput:
         asked = self._params.logprobs is not None

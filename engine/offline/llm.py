@@ -39,7 +39,7 @@ class LLM:
         config = WorkerConfig.of(model_path=model, **options)
         name = config.model_name or model
         engine = ModelEngine.load(config, name, secrets.token_bytes(32))
-        self._core, self._compile = engine.core, engine.compile_grammar
+        self._core, self._compiler = engine.core, engine.grammar_compiler
         self._tokenizer = ModelTokenizer.load(model)
         self._template = ChatTemplate.load(model, self._tokenizer.special_tokens)
         self._num_requests = 0
@@ -142,9 +142,9 @@ class LLM:
     def _grammar(self, request: EngineRequest) -> Any:
         if request.params.grammar is None:
             return None
-        if self._compile is None:
+        if self._compiler is None:
             raise InvalidRequest("structured_outputs: this model has no tokenizer", param="structured_outputs")
-        return self._compile(request.params.grammar)
+        return self._compiler.compile(request.params.grammar)
 
     def _step(self, open_requests: dict[str, Gathering]) -> None:
         if not self._core.has_work:
@@ -153,11 +153,10 @@ class LLM:
             gathering = open_requests.get(output.request_id)
             if gathering is None:
                 continue
-            is_enough = gathering.take(output)
-            if gathering.is_finished:
+            gathering.take(output)
+            if gathering.is_finished:  # a choice that ended by its text may still run in the engine
                 del open_requests[output.request_id]
-                if is_enough:
-                    self._core.release(output.request_id)
+                self._core.release(output.request_id)
 
 
 def _listed(prompts: Any) -> list[Prompt]:

@@ -1,8 +1,8 @@
 """What runs in an engine's own process.
 
-States: started → loading (signs of life go out) → ready → ended, by `Stop`, by a step that fails, or when the worker
-is gone: the end of its stream ends this process at once, in every state. Signals that stop a worker's whole group are
-left to the worker, which drains first.
+States: started → loading (signs of life go out) → ready → ended, by `Stop`, by a step that fails, by commands that
+cannot be read, or when the worker is gone: the end of its stream ends this process at once, in every state. Signals
+that stop a worker's whole group are left to the worker, which drains first.
 
 Two threads: this one reads commands, the engine's own steps and sends one message per turn.
 """
@@ -13,11 +13,12 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections import deque
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
+
+import msgspec
 
 from common import logs
 from common.errors import InternalError, ShoalError
@@ -27,6 +28,7 @@ from engine.loop import ENGINE_THREAD, EngineLoop
 from engine.model_engine import ModelEngine
 from engine.outputs import FinishReason, RequestOutput
 from engine.process import messages
+from engine.process.life_signs import LifeSigns
 from engine.store_swap import StoreSwap
 from engine.worker_config import WorkerConfig
 
@@ -34,7 +36,6 @@ log = logs.get(__name__)
 T = TypeVar("T")
 
 STOP_S = 10.0  # the longest wait for a step in hand
-_LOADING_EVERY_S = 0.5
 _SEND_BUFFER_BYTES = 4 << 20
 
 
@@ -56,31 +57,32 @@ def _load(start: messages.Start, memory_fd: int, worker: socket.socket) -> Model
     """None when it failed; the worker has been told why. A worker that goes away meanwhile ends the process."""
     watched = threading.Thread(target=_end_with, args=(worker,), daemon=True)
     watched.start()
-    reported_at = 0.0
-
-    def progress(num_bytes: int, num_bytes_total: int) -> None:
-        nonlocal reported_at
-        if time.monotonic() - reported_at >= _LOADING_EVERY_S:
-            reported_at = time.monotonic()
-            worker.sendall(messages.frame(messages.Loading(num_bytes, num_bytes_total)))
-
+    signs = LifeSigns(worker)
+    signs.start()
+    outcome: ModelEngine | ShoalError
     try:
-        engine = ModelEngine.load(
+        outcome = ModelEngine.load(
             WorkerConfig(**start.config), start.model, start.hash_key, allocate=block_memory.shared(memory_fd),
-            progress=progress)
+            progress=signs.progress)
     except Exception as error:
         if not isinstance(error, ShoalError):
             log.exception("engine_did_not_load")
-        worker.sendall(messages.frame(messages.Failed(
-            error if isinstance(error, ShoalError) else InternalError(f"the engine did not load: {error!r}"))))
+        outcome = error if isinstance(error, ShoalError) else InternalError(f"the engine did not load: {error!r}")
+    signs.stop()
+    if isinstance(outcome, ShoalError):
+        worker.sendall(messages.frame(messages.Failed(outcome)))
         return None
-    worker.sendall(messages.frame(messages.Ready(engine.facts, engine.core.stats())))
-    return engine
+    worker.sendall(messages.frame(messages.Ready(outcome.facts, outcome.core.stats())))
+    return outcome
 
 
 def _end_with(worker: socket.socket) -> None:
     """The worker says nothing while the model loads; what there is to read first is its end, or its first command."""
-    if not worker.recv(1, socket.MSG_PEEK):
+    try:
+        is_over = not worker.recv(1, socket.MSG_PEEK)
+    except OSError:  # a reset: the worker went with signs of life unread
+        is_over = True
+    if is_over:
         os._exit(1)
 
 
@@ -91,14 +93,17 @@ class _Inbox:
         self._stream = worker.makefile("rb", buffering=1 << 20)
 
     def next(self) -> bytes:
-        head = self._stream.read(messages.LENGTH.size)
-        if len(head) < messages.LENGTH.size:
+        (size,) = messages.LENGTH.unpack(self._read(messages.LENGTH.size))
+        return self._read(size)
+
+    def _read(self, size: int) -> bytes:
+        try:
+            got: bytes = self._stream.read(size)
+        except OSError:  # a reset: the worker went with turns unread
+            got = b""
+        if len(got) < size:
             os._exit(1)
-        (size,) = messages.LENGTH.unpack(head)
-        body: bytes = self._stream.read(size)
-        if len(body) < size:
-            os._exit(1)
-        return body
+        return got
 
 
 class _Child:
@@ -110,7 +115,7 @@ class _Child:
         self._answers: deque[messages.Answer] = deque()
         self._loop = EngineLoop(
             engine.core, self._outputs.extend, self._on_fatal, after_turn=self._send_turn,
-            compile_grammar=engine.compile_grammar)
+            grammar_compiler=engine.grammar_compiler)
         self._core = engine.core
         self._swap = StoreSwap(engine.core.block_bytes)
         engine.core.use_swap(self._swap)
@@ -118,7 +123,13 @@ class _Child:
     def serve(self, inbox: _Inbox) -> None:
         self._loop.start()
         while True:
-            for command in messages.commands_decoder.decode(inbox.next()):
+            try:
+                commands = messages.commands_decoder.decode(inbox.next())
+            except msgspec.DecodeError as error:  # whose command it was is not known
+                log.exception("commands_cannot_be_read")
+                self._stop(f"the engine's process cannot read its commands: {error}")
+                return
+            for command in commands:
                 if isinstance(command, messages.Stop):
                     self._stop()
                     return
@@ -128,9 +139,9 @@ class _Child:
         match command:
             case messages.Submit():
                 try:
-                    self._loop.submit(command.request)
+                    self._loop.submit(messages.unpacked(command.request))
                 except ShoalError as error:
-                    self._refuse(command.request.request_id, error)
+                    self._refuse(command.request_id, error)
             case messages.Abort():
                 self._loop.abort(command.request_id)
             case messages.LoadRate():
@@ -142,7 +153,12 @@ class _Child:
         loop = self._loop
         match command:
             case messages.Reserve():
-                return loop.reserve(command.request)
+                try:
+                    return loop.reserve(messages.unpacked(command.request))
+                except ShoalError as error:
+                    refused: Future[Any] = Future()
+                    refused.set_exception(error)
+                    return refused
             case messages.Land():
                 return loop.call(lambda core: core.land(command.request_id, command.num_tokens))
             case messages.StartReserved():
@@ -190,13 +206,13 @@ class _Child:
         self._send_turn(self._core, f"the engine failed: {error}")
         self._worker.shutdown(socket.SHUT_WR)
 
-    def _stop(self) -> None:
+    def _stop(self, fatal: str | None = None) -> None:
         try:
             self._loop.stop(STOP_S)
         except TimeoutError:
             log.error("engine_does_not_stop", limit_s=STOP_S)
             os._exit(1)
-        self._send_turn(self._core)
+        self._send_turn(self._core, fatal)
 
 
 def _taken(items: deque[T]) -> list[T]:

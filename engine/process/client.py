@@ -36,6 +36,7 @@ T = TypeVar("T")
 
 MAX_CALLS = 1024  # unanswered; what gives blocks back comes on top
 EXIT_S = 5.0  # how long a process that is done may take to be gone
+STALL_S = 120.0  # the longest silence of a process that starts; while its model loads it tells that it lives
 _STREAM_LIMIT = 4 << 20
 
 
@@ -88,13 +89,7 @@ class EngineProcess:
         """Return when the engine can step. Raises what its loading raised."""
         memory_fd = os.memfd_create("shoal-kv", os.MFD_CLOEXEC)
         try:
-            ours, theirs = socket.socketpair()
-            with theirs:
-                self._process = await asyncio.to_thread(
-                    subprocess.Popen, [sys.executable, "-m", "engine.process", str(theirs.fileno()), str(memory_fd)],
-                    pass_fds=(theirs.fileno(), memory_fd), stdin=subprocess.DEVNULL)
-            self._reader, self._writer = await asyncio.open_unix_connection(sock=ours, limit=_STREAM_LIMIT)
-            self._writer.write(messages.frame(self._start))
+            await self._connect(memory_fd)
             await self._wait_ready()
             if self.facts.has_host_blocks:
                 self._memory = block_memory.mapped(memory_fd)
@@ -104,6 +99,32 @@ class EngineProcess:
         finally:
             os.close(memory_fd)
         self._reading = asyncio.create_task(self._read())
+
+    async def _connect(self, memory_fd: int) -> None:
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                await self._fork(theirs.fileno(), memory_fd)
+            self._reader, self._writer = await asyncio.open_unix_connection(sock=ours, limit=_STREAM_LIMIT)
+        finally:
+            if self._writer is None:  # its end tells the process
+                ours.close()
+        self._writer.write(messages.frame(self._start))
+
+    async def _fork(self, socket_fd: int, memory_fd: int) -> None:
+        """A cancellation waits for the fork in hand: until then the descriptors stay open."""
+        forking = asyncio.create_task(asyncio.to_thread(
+            subprocess.Popen, [sys.executable, "-m", "engine.process", str(socket_fd), str(memory_fd)],
+            pass_fds=(socket_fd, memory_fd), stdin=subprocess.DEVNULL))
+        is_cancelled = False
+        while not forking.done():
+            try:
+                await asyncio.wait({forking})
+            except asyncio.CancelledError:
+                is_cancelled = True
+        self._process = forking.result()
+        if is_cancelled:
+            raise asyncio.CancelledError
 
     async def stop(self, timeout_s: float = 10.0) -> None:
         if self._reading is not None and self._ended is None:
@@ -119,17 +140,24 @@ class EngineProcess:
         self._check_open()
         if request.request_id in self._live:
             raise InvalidRequest(f"request_id: {request.request_id!r} is in use by a live request", param="request_id")
+        command = messages.Submit(request.request_id, messages.packed(request))
         self._live[request.request_id] = request.params.n
-        self._send(messages.Submit(request))
+        self._send(command)
 
     def abort(self, request_id: str) -> None:
         if self._ended is None:
             self._send(messages.Abort(request_id))
 
     async def reserve(self, request: EngineRequest) -> Reservation:
-        call = messages.Reserve(self._next_call(), request)
+        call = messages.Reserve(self._next_call(), messages.packed(request))
+        if request.request_id in self._reserved:
+            raise InvalidRequest(f"request_id: {request.request_id!r} is in use by a live request", param="request_id")
         self._reserved[request.request_id] = request.params.n
-        return await self._call(call, Reservation)
+        try:
+            return await self._call(call, Reservation)
+        except ShoalError:
+            self._reserved.pop(request.request_id, None)
+            raise
 
     async def land(self, request_id: str, num_tokens: int) -> None:
         await self._call(messages.Land(self._next_call(), request_id, num_tokens), None)
@@ -189,17 +217,24 @@ class EngineProcess:
         self._writer.write(messages.frame(commands))
 
     async def _wait_ready(self) -> None:
+        read = 0
         while True:
             try:
-                message = await self._next_message()
-            except asyncio.IncompleteReadError:
+                async with asyncio.timeout(STALL_S):
+                    message = await self._next_message()
+            except TimeoutError:
+                raise InternalError(f"the engine process was silent for {STALL_S:g} s while it started") from None
+            except (asyncio.IncompleteReadError, ConnectionError):
                 raise InternalError(f"the engine process ended while it started: {await self._exit_text()}") from None
             if isinstance(message, messages.Failed):
                 raise message.error
             if isinstance(message, messages.Ready):
                 self._facts, self._stats = message.facts, message.stats
                 return
-            log.info("loading", read_bytes=message.num_bytes, of_bytes=message.num_bytes_total)  # type: ignore[union-attr]
+            assert isinstance(message, messages.Loading)
+            if message.num_bytes != read:
+                read = message.num_bytes
+                log.info("loading", read_bytes=read, of_bytes=message.num_bytes_total)
 
     async def _next_message(self) -> messages.Message:
         assert self._reader is not None

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from common.block_hash import BlockHash
-from common.errors import ShoalError, from_wire
+from common.errors import InvalidRequest, ShoalError, from_wire
 from common.kv_event import BlockRemoved, BlocksCleared, BlockStored, KvEvent
 from engine.engine_port import EngineFacts, Fetch
 from engine.outputs import EngineStats, RequestOutput
@@ -32,7 +32,10 @@ class Start(msgspec.Struct, tag=True):
 
 
 class Submit(msgspec.Struct, tag=True):
-    request: EngineRequest
+    """`request` is `packed`: one that cannot be read is refused alone, not with all commands of its message."""
+
+    request_id: str
+    request: msgspec.Raw
 
 
 class Abort(msgspec.Struct, tag=True):
@@ -41,7 +44,7 @@ class Abort(msgspec.Struct, tag=True):
 
 class Reserve(msgspec.Struct, tag=True):
     call_id: int
-    request: EngineRequest
+    request: msgspec.Raw  # packed
 
 
 class Land(msgspec.Struct, tag=True):
@@ -159,6 +162,22 @@ def events_from_wire(wired: WireEvents) -> list[KvEvent]:
     return events
 
 
+def packed(request: EngineRequest) -> msgspec.Raw:
+    """Raises `InvalidRequest` for a value that this wire cannot carry."""
+    try:
+        return msgspec.Raw(_ENCODER.encode(request))
+    except (TypeError, ValueError, ArithmeticError, NotImplementedError) as error:
+        raise InvalidRequest(f"the request cannot be sent to its engine: {error}") from error
+
+
+def unpacked(request: msgspec.Raw) -> EngineRequest:
+    """Raises `InvalidRequest` that names the field of a wrong type."""
+    try:
+        return _request_decoder.decode(request)
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"the request cannot be read: {error}") from error
+
+
 def frame(message: Any) -> bytes:
     """One message, or a list of commands, with its length before it."""
     body = _ENCODER.encode(message)
@@ -179,5 +198,6 @@ def _decode_error(kind: type, value: Any) -> Any:
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode_error)
 start_decoder = msgspec.msgpack.Decoder(Start)
+_request_decoder = msgspec.msgpack.Decoder(EngineRequest)
 commands_decoder = msgspec.msgpack.Decoder(list[Command])
 message_decoder = msgspec.msgpack.Decoder(Message, dec_hook=_decode_error)

@@ -184,7 +184,7 @@ class Running:
         self.answers: dict[str, Answer] = {}
         self.fatal: list[Exception] = []
         self._changed = threading.Condition()
-        self.loop = EngineLoop(self.run.core, self._on_step, self.fatal.append, compile_grammar=alone.model.compile)
+        self.loop = EngineLoop(self.run.core, self._on_step, self.fatal.append, grammar_compiler=alone.model.compiler)
         self.loop.start()
 
     def submit(self, asked: EngineRequest) -> None:

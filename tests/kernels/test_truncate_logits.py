@@ -33,7 +33,7 @@ def _logits(num: int, *, is_half: bool) -> torch.Tensor:
     return logits.bfloat16().float() if is_half else logits
 
 
-@pytest.mark.parametrize("is_half", [False, True])
+@pytest.mark.parametrize("is_half", [False, True] if ON_GPU else [True])
 def test_the_k_largest_stay_and_of_equal_ones_the_lower_ids(is_half: bool) -> None:
     logits = _logits(4, is_half=is_half)
     logits[2, 150:400] = 13.0  # equal, over two slices, and the bound lies among them

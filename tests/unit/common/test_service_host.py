@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import urllib.request
 from typing import Any, ClassVar
 
 import grpc.aio
+import httpx2
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -82,6 +82,6 @@ async def test_an_ipv6_address_is_served_and_registered_as_one_can_call_it(host:
     async with grpc.aio.insecure_channel(address) as channel:
         answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
-    with urllib.request.urlopen(f"http://{record.metrics_address}/metrics", timeout=5) as scraped:
-        assert scraped.status == 200
+    async with httpx2.AsyncClient(trust_env=False) as http:
+        assert (await http.get(f"http://{record.metrics_address}/metrics", timeout=5)).status_code == 200
     await at.close()

@@ -95,7 +95,8 @@ def test_the_plaintext_health_port_and_the_tls_port_of_one_service_can_both_be_a
     cert, key = ca.issue("service", ("shoal.internal",))
     server = grpc.server(futures.ThreadPoolExecutor(2))
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    secured = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([(key.read_bytes(), cert.read_bytes())]))
+    pair = [(key.read_bytes(), cert.read_bytes())]
+    secured = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials(pair))
     server.start()
     monkeypatch.setenv("SHOAL_HOST", "0.0.0.0")  # a service of its own would be refused here
     monkeypatch.setenv("SHOAL_DECODE_TLS_CA", str(ca.path))

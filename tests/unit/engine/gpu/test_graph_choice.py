@@ -37,6 +37,7 @@ def test_a_decode_step_takes_the_least_graph_that_holds_its_rows() -> None:
     (40, 1, 0, (64, 16, 0)),  # a prompt alone
     (65, 1, 0, (128, 16, 0)),
     (64, 17, 0, (64, 64, 64)),  # more prompts than the graphs without decode rows take
+    (40, 5, 4, (64, 64, 64)),  # the one without decode rows would leave these out
     (300, 40, 39, (384, 64, 64)),
     (300, 101, 100, (384, 256, 256)),
     (2048, 256, 255, (2048, 256, 256)),
