@@ -62,7 +62,8 @@ class NatsBus:
         last_error: list[Exception] = []
 
         async def on_error(error: Exception) -> None:
-            last_error[:] = [error]
+            if not (last_error and isinstance(last_error[0], NatsError)):  # what the server said tells the most
+                last_error[:] = [error]
             log.debug("bus_error", error=masked(repr(error)))
 
         async def on_disconnect() -> None:
@@ -85,7 +86,8 @@ class NatsBus:
                     raise NatsError("the server offers no TLS, and the URL asks for it")
         except (OSError, TimeoutError, NatsError) as error:
             await _close_quietly(client)
-            cause = last_error[0] if last_error and isinstance(error, TimeoutError) else error
+            spoken = last_error and (isinstance(error, TimeoutError) or isinstance(last_error[0], NatsError))
+            cause = last_error[0] if spoken else error
             raise Unavailable(f"NATS at {server.address.rpartition('/')[2]} is not reachable within {timeout_s:g} s "
                               f"({type(cause).__name__}: {masked(str(cause))})") from None
         CONNECTED.set(1)

@@ -99,12 +99,12 @@ class SamplingParams:
 
 
 def _whole(name: str, value: int, low: int, high: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
+    if not isinstance(value, int):
         raise InvalidRequest(f"{name}: must be a whole number, got {value!r}", param=name)
     _within(name, value, low, high)
 
 
 def _within(name: str, value: float, low: float, high: float, what: str = "") -> None:
-    """Neither a NaN nor an infinity lies between two finite numbers."""
+    """Neither a NaN nor an infinity lies between two finite numbers. A boolean is no number here."""
     if isinstance(value, bool) or not (isinstance(value, int | float) and low <= value <= high):
         raise InvalidRequest(f"{name}: {what + ' ' if what else ''}must be {low} to {high}, got {value}", param=name)

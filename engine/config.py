@@ -18,7 +18,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 512  # the token budget of one step
     max_num_waiting: int = 256  # queued requests beyond the running ones; one more is refused
     enable_prefix_caching: bool = True
-    max_awaiting_fraction: float = 0.4  # of the blocks, that may be reserved for KV from elsewhere at once
+    max_awaiting_fraction: float = 0.4  # of the blocks, that may await KV from elsewhere; one load alone may take more
     enable_overlap: bool = True  # plan and launch a step while the one before runs; never changes a token
     headroom_fraction: float = 0.01  # of the blocks, that no admission takes while anything runs: running answers grow
     min_prefill_fraction: float = 0.1  # of the token budget, kept for prompts: fewer run where they would take more

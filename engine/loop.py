@@ -122,8 +122,8 @@ class EngineLoop:
     def submit(self, request: EngineRequest) -> None:
         """Queue a request. If the engine refuses it, that becomes its only output, with the error.
 
-        Raises `Overloaded` when the command queue is full, `InvalidRequest` for a live id or for a grammar that is known
-        to be wrong, `Unavailable` once closed.
+        Raises `Overloaded` when the command queue is full, `InvalidRequest` for a live id or for a grammar that is
+        known to be wrong, `Unavailable` once closed.
         """
         grammar = self._ready(request)
         with self._wake:
@@ -137,7 +137,7 @@ class EngineLoop:
             self._submitted.add(request.request_id)
 
     def reserve(self, request: EngineRequest) -> Future[Reservation]:
-        """As `call` with `core.reserve`, once its grammar is compiled; a `release` or its deadline meanwhile ends it."""
+        """As `call` with `core.reserve`, once its grammar is compiled; `release` or the deadline may end it before."""
         future: Future[Reservation] = Future()
         with self._wake:
             try:

@@ -11,8 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-SLICE = 4096
-RACE = False  # whether a slice's best is found as the first of exponential arrivals, by one logarithm an id, not two
+SLICE = 2048
+RACE = True  # whether a slice's best is found as the first of exponential arrivals, by one logarithm an id, not two
 _MASK = (1 << 64) - 1
 _STEP, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["num_changes"])  # it is another in each step
+@triton.jit(do_not_specialize=["num_changes", "capacity"])  # they are others in each step
 def _kernel(
     target_ptr,  # [.] int32
     changes_ptr,  # [2, capacity] int32: indices, then values

@@ -74,4 +74,4 @@ class StackProcess:
             return self._popen.wait(10)
 
     def printed(self) -> str:
-        return self.log_path.read_text(errors="replace")[-4000:]
+        return self.log_path.read_text(errors="replace")[-20_000:]

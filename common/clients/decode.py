@@ -205,7 +205,7 @@ class _Link:
                 self._fail_open(f"decode worker {self.record.service_id} was lost")
             if was:
                 log.warning("worker_lost", worker_id=self.record.service_id, why=why)
-            elif why != self._failure:
+            elif not self._failure:  # once; it tries on, and the texts of failures differ
                 log.warning("worker_not_connected", worker_id=self.record.service_id, why=why)
             self._failure = why
             await asyncio.sleep(RECONNECT_WAIT_S)

@@ -35,8 +35,8 @@ class DeviceRows:
         self._tables: list[Sequence[int]] = [()] * max_rows  # the block table that each row has, once staged
         self._indices: list[int] = []
         self._values: list[int] = []
-        self._staging = [torch.zeros(2, _MAX_CHANGES, dtype=torch.int32).pin_memory() for _ in range(_SLOTS)]
-        self._landing = torch.zeros(2, _MAX_CHANGES, dtype=torch.int32, device=device)
+        self._staging = [torch.zeros(2 * _MAX_CHANGES, dtype=torch.int32).pin_memory() for _ in range(_SLOTS)]
+        self._landing = torch.zeros(2 * _MAX_CHANGES, dtype=torch.int32, device=device)
         self._turn = 0
 
     def take(self, key: int, temperature: float) -> int:
@@ -96,10 +96,11 @@ class DeviceRows:
             return
         slot = self._staging[self._turn % _SLOTS]
         self._turn += 1
-        slot[0, :num] = torch.from_numpy(np.array(self._indices, dtype=np.int32))
-        slot[1, :num] = torch.from_numpy(np.array(self._values, dtype=np.uint32).view(np.int32))
-        self._landing[:, :num].copy_(slot[:, :num], non_blocking=True)
-        scatter_words(self._words, self._landing, num)
+        slot[:num] = torch.from_numpy(np.array(self._indices, dtype=np.int32))
+        slot[num : 2 * num] = torch.from_numpy(np.array(self._values, dtype=np.uint32).view(np.int32))
+        landed = self._landing[: 2 * num]  # one run of bytes: a copy of rows apart would not be asynchronous
+        landed.copy_(slot[: 2 * num], non_blocking=True)
+        scatter_words(self._words, landed.view(2, num), num)
         self._indices.clear()
         self._values.clear()
 

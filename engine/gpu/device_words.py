@@ -28,9 +28,9 @@ class DeviceWords:
         self._device, self._capacity = device, capacity
         self._indices: list[int] = []
         self._values: list[int] = []
-        self._staging = [staging(2, capacity, dtype=torch.int32, device=device) for _ in range(_SLOTS)]
+        self._staging = [staging(2 * capacity, dtype=torch.int32, device=device) for _ in range(_SLOTS)]
         self._sent: list[torch.cuda.Event | None] = [None] * _SLOTS
-        self._landing = torch.zeros(2, capacity, dtype=torch.int32, device=device)
+        self._landing = torch.zeros(2 * capacity, dtype=torch.int32, device=device)
         self._turn = 0
 
     def put(self, index: int, value: int) -> None:
@@ -56,10 +56,11 @@ class DeviceWords:
         if (sent := self._sent[slot]) is not None:
             sent.synchronize()
         staged = self._staging[slot]
-        staged[0, :num] = torch.from_numpy(np.fromiter(changes.keys(), np.int32, num))
-        staged[1, :num] = torch.from_numpy(np.fromiter(changes.values(), np.uint32, num).view(np.int32))
-        self._landing[:, :num].copy_(staged[:, :num], non_blocking=True)
-        scatter_words(self.words, self._landing, num)
+        staged[:num] = torch.from_numpy(np.fromiter(changes.keys(), np.int32, num))
+        staged[num : 2 * num] = torch.from_numpy(np.fromiter(changes.values(), np.uint32, num).view(np.int32))
+        landed = self._landing[: 2 * num]  # one run of bytes: a copy of rows apart would not be asynchronous
+        landed.copy_(staged[: 2 * num], non_blocking=True)
+        scatter_words(self.words, landed.view(2, num), num)
         if self._device.type == "cuda":
             self._sent[slot] = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._sent[slot].record()  # type: ignore[union-attr]

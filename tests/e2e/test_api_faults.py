@@ -21,7 +21,7 @@ from tests.stack import RunningStack
 
 CONTEXT = 1024
 MAX_RUNNING = 4
-STEP_S = 0.01
+STEP_S = 0.02
 CHARACTERS = "naïve 🙂🌶️ 日本語"
 LONG = {"max_tokens": 512, "ignore_eos": True, "temperature": 0}  # about five seconds of steps
 
@@ -29,7 +29,7 @@ LONG = {"max_tokens": 512, "ignore_eos": True, "temperature": 0}  # about five s
 @pytest.fixture(scope="module")
 def stack(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
     with RunningStack(tmp_path_factory.mktemp("echo"), model=smollm2, runner="mock-echo", kvstore=0, router=0,
-                      max_model_len=CONTEXT, max_num_seqs=MAX_RUNNING, max_num_batched_tokens=16,
+                      max_model_len=CONTEXT, max_num_seqs=MAX_RUNNING, max_num_batched_tokens=8,
                       env={"SHOAL_DECODE_MOCK_STEP_S": str(STEP_S)}) as running:
         yield running
 

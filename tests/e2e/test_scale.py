@@ -21,7 +21,7 @@ from tests.stack import RunningStack
 NUM_CLIENTS = 4
 NUM_TOKENS = 6
 PAUSE_S = 0.1  # of a client between two requests
-SPREAD_S = 30.0
+SPREAD_S = 60.0
 ENV = {
     "SHOAL_DECODE_MOCK_STEP_S": "0.01", "SHOAL_PREFILL_MOCK_STEP_S": "0.01",
     "SHOAL_ROUTER_LOCAL_PREFILL_TOKENS": "16", "SHOAL_ROUTER_HANDOFF_PATIENCE": "1000",

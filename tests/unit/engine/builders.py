@@ -39,11 +39,11 @@ def prompt(num_tokens: int, first: int = 3) -> list[int]:
 def oracle(
     prompt_token_ids: Sequence[int], num_outputs: int, choice: int = 0, grammar: FakeGrammar | None = None,
 ) -> list[int]:
-    """What mode `hash` must answer, computed without any cache; less where the grammar ends before."""
+    """What mode `hash` must answer, computed without any cache; less where the grammar ends, or fails, before."""
     tokens = list(prompt_token_ids)
     state = grammar and grammar.fork()
     for _ in range(num_outputs):
-        if state is not None and state.is_finished:
+        if state is not None and (state.is_finished or len(state.accepted) == state.max_accepted):
             break
         tokens.append(hashed_token(tokens, VOCAB_SIZE, EOS, choice, state.allowed() if state else None))
         if state is not None:

@@ -15,11 +15,15 @@ _FIRST_ID, _NUM_IDS = 3, 47
 
 
 class FakeGrammar:
-    """A `GrammarState`: outputs of `length` tokens; about half the places allow one token, the others four."""
+    """A `GrammarState`: outputs of `length` tokens; about half the places allow one token, the others four.
 
-    def __init__(self, seed: int, length: int, accepted: Sequence[int] = ()) -> None:
+    It fails when it has to accept more than `max_accepted`.
+    """
+
+    def __init__(self, seed: int, length: int, accepted: Sequence[int] = (), max_accepted: int = 10**6) -> None:
         self.seed = seed
         self.length = length
+        self.max_accepted = max_accepted
         self.accepted = list(accepted)
 
     @property
@@ -35,6 +39,8 @@ class FakeGrammar:
             if len(accepted) >= self.length or token_id not in self._allowed(accepted):
                 raise InvalidRequest(f"grammar: token {token_id} is not allowed", param="grammar")
             accepted.append(token_id)
+        if len(accepted) > self.max_accepted:
+            raise InvalidRequest(f"grammar: more than {self.max_accepted} tokens", param="grammar")
         self.accepted = accepted
 
     def forced(self) -> tuple[int, ...]:
@@ -49,7 +55,7 @@ class FakeGrammar:
             words[token_id // 32] |= np.uint32(1 << token_id % 32)
 
     def fork(self) -> FakeGrammar:
-        return FakeGrammar(self.seed, self.length, self.accepted)
+        return FakeGrammar(self.seed, self.length, self.accepted, self.max_accepted)
 
     def _allowed(self, accepted: Sequence[int]) -> list[int]:
         digest = hashlib.blake2b(array("I", [self.seed, *accepted]).tobytes(), digest_size=8).digest()

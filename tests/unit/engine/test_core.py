@@ -11,7 +11,8 @@ from common.errors import (
     Unavailable,
 )
 from engine.core import EngineCore, EngineFailed
-from engine.outputs import FinishReason
+from engine.outputs import FinishReason, RequestOutput
+from engine.request import Request
 from tests.unit.engine.builders import VOCAB_SIZE, Engine, ask, oracle, prompt, scheme
 
 
@@ -121,6 +122,43 @@ def test_a_failing_runner_answers_everyone_and_closes_the_engine(monkeypatch: py
     engine.core.check_integrity()
     with pytest.raises(Unavailable, match="device lost"):
         engine.core.add(ask("later", prompt(4)))
+
+
+@pytest.mark.parametrize("enable_overlap", [True, False])
+def test_what_a_step_put_out_before_it_failed_is_put_out(enable_overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(enable_overlap=enable_overlap)
+    engine.add(ask("ends", prompt(20), max_tokens=1))
+    engine.add(ask("later", prompt(20, first=4), max_tokens=9))
+    take_row = engine.core._intake._take_row
+
+    def failing(request: Request, *facts: Any, **more: Any) -> RequestOutput | None:
+        if request.request_id == "later":
+            raise OSError("a later row")
+        return take_row(request, *facts, **more)
+
+    monkeypatch.setattr(engine.core._intake, "_take_row", failing)
+    with pytest.raises(EngineFailed) as caught:
+        engine.run()
+    assert [(output.request_id, output.finish_reason, output.new_token_ids) for output in caught.value.outputs] == [
+        ("ends", FinishReason.LENGTH, tuple(oracle(prompt(20), 1))), ("later", FinishReason.ERROR, ())]
+
+
+def test_no_time_is_negative_for_one_that_comes_after_an_idle_time() -> None:
+    now = 100.0
+    engine = Engine(clock=lambda: now)
+    engine.run(ask("a", prompt(20)))
+    now = 500.0
+    engine.core.add(ask("b", prompt(20)))
+    output = engine.core.abort("b")
+    assert output is not None
+    assert output.timing is not None
+    assert output.timing.queue_s == 0.0
+    engine.core.add(ask("c", prompt(20)))
+    now = 502.0
+    output = engine.core.abort("c")
+    assert output is not None
+    assert output.timing is not None
+    assert output.timing.queue_s == 2.0
 
 
 def test_a_leak_is_counted_and_never_waited_on() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from common.block_hash import BlockHash
-from common.errors import Overloaded
+from common.errors import DeadlineExceeded, Overloaded
 from common.kv_event import BlockRemoved, BlocksCleared, BlockStored
 from engine.arena_swap import ArenaSwap
 from engine.core import EngineCore, Reservation
@@ -32,7 +32,12 @@ salts = st.sampled_from(["", "", "s"])
 rarely = st.integers(0, 3).map(lambda number: number == 0)
 priorities = st.sampled_from([0, 0, 0, 1])
 choice_counts = st.sampled_from([1, 1, 2, 3, 6])
-grammars = st.one_of(st.none(), st.none(), st.builds(FakeGrammar, st.integers(0, 99), st.integers(1, 30)))
+sound_grammars = st.builds(FakeGrammar, st.integers(0, 99), st.integers(1, 30))
+failing_grammars = st.builds(
+    FakeGrammar, st.integers(0, 99), st.integers(1, 30), st.just(()), max_accepted=st.integers(0, 12))
+sound_or_none = st.one_of(st.none(), st.none(), sound_grammars)
+grammars = st.one_of(st.none(), st.none(), st.none(), sound_grammars, failing_grammars)
+deadlines = st.one_of(st.none(), st.none(), st.integers(1, 9))  # from now on
 
 
 @dataclass
@@ -68,9 +73,11 @@ class EngineMachine(RuleBasedStateMachine):
     @initialize(overlaps=st.booleans(), caches=st.sampled_from([True, True, False]), swap=st.sampled_from("-ab"),
                 headroom=st.sampled_from([0.0, 0.2]))
     def begin(self, overlaps: bool, caches: bool, swap: str, headroom: float) -> None:
+        self.now = 0.0
         self.engine = Engine(
             num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, max_num_seqs=4, max_num_batched_tokens=10,
             max_num_waiting=MAX_WAITING, max_kv_events=1000, max_awaiting_fraction=0.5, poisons=True,
+            clock=lambda: self.now,
             enable_overlap=overlaps, enable_prefix_caching=caches, headroom_fraction=headroom)
         core = self.engine.core
         self.slow: SlowSwap | None = SlowSwap(core, 8 * core.block_bytes) if swap == "b" else None
@@ -80,20 +87,22 @@ class EngineMachine(RuleBasedStateMachine):
         self.num_asked = 0
         self.transfers: dict[str, Transfer] = {}
         self.released: set[str] = set()
+        self.failed: set[str] = set()
         self.pins: list[tuple[list[int], list[list[int]]]] = []  # blocks, and the tokens in them when they were pinned
         self.mirror: set[bytes] = set()
 
     @property
     def live(self) -> list[str]:
-        return [request_id for request_id in self.engine.asked if request_id in self.engine.core]
+        return [name for name in self.engine.asked if self.engine.core._roster.choices(name)]
 
     @rule(tokens=token_lists, max_tokens=st.integers(1, 30), salt=salts, prefill_only=rarely, n=choice_counts,
-          priority=priorities, grammar=grammars)
+          priority=priorities, grammar=grammars, deadline=deadlines)
     def submit(
         self, tokens: list[int], max_tokens: int, salt: str, prefill_only: bool, n: int, priority: int,
-        grammar: FakeGrammar | None,
+        grammar: FakeGrammar | None, deadline: int | None,
     ) -> None:
-        self.add(self.make(tokens, max_tokens, salt, prefill_only=prefill_only, n=n, priority=priority), grammar)
+        self.add(self.make(
+            tokens, max_tokens, salt, prefill_only=prefill_only, n=n, priority=priority, deadline=deadline), grammar)
 
     @precondition(lambda self: self.engine.last)
     @rule(pick=pick_any)
@@ -105,7 +114,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.add(self.make(tokens[: POOL_TOKENS - 4], 6, asked.cache_salt))
 
     @rule(tokens=token_lists, num_drawn=st.integers(1, 12), num_more=st.integers(1, 12), salt=salts,
-          choice=st.integers(0, 2), grammar=grammars)
+          choice=st.integers(0, 2), grammar=sound_or_none)
     def resume(
         self, tokens: list[int], num_drawn: int, num_more: int, salt: str, choice: int, grammar: FakeGrammar | None,
     ) -> None:
@@ -114,15 +123,16 @@ class EngineMachine(RuleBasedStateMachine):
             tokens, num_drawn + num_more, salt, output_token_ids=drawn, choice=choice), grammar)
 
     @rule(tokens=token_lists, max_tokens=st.integers(2, 30), salt=salts, resumes=rarely, prefill_only=rarely,
-          n=choice_counts, grammar=grammars)
+          n=choice_counts, grammar=grammars, deadline=deadlines)
     def reserve(
         self, tokens: list[int], max_tokens: int, salt: str, resumes: bool, prefill_only: bool, n: int,
-        grammar: FakeGrammar | None,
+        grammar: FakeGrammar | None, deadline: int | None,
     ) -> None:
-        drawn = oracle(tokens, max_tokens // 2) if resumes else []
-        grammar = None if resumes else grammar
+        grammar = None if prefill_only else grammar
+        drawn = oracle(tokens, max_tokens // 2, 0, grammar) if resumes else []
         asked = self.make(
-            tokens, max_tokens, salt, output_token_ids=drawn, prefill_only=prefill_only, n=1 if resumes else n)
+            tokens, max_tokens, salt, output_token_ids=drawn, prefill_only=prefill_only, n=1 if resumes else n,
+            deadline=deadline)
         num_free = self.engine.core.stats().num_free_blocks
         try:
             reservation = self.engine.core.reserve(asked, grammar and grammar.fork())
@@ -182,10 +192,13 @@ class EngineMachine(RuleBasedStateMachine):
         assert [self.engine.read([block_id], BLOCK_SIZE) for block_id in block_ids] == content
         self.engine.core.unpin(block_ids)
 
-    def make(self, tokens: list[int], max_tokens: int, salt: str, **fields: Any) -> EngineRequest:
+    def make(
+        self, tokens: list[int], max_tokens: int, salt: str, deadline: int | None = None, **fields: Any
+    ) -> EngineRequest:
         self.num_asked += 1
         return ask(
             f"r{self.num_asked:04}", tokens, max_tokens, cache_salt=salt,
+            deadline=None if deadline is None else self.now + deadline,
             block_hashes=hashes(tokens, BLOCK_SIZE, salt), **fields)
 
     def add(self, asked: EngineRequest, grammar: FakeGrammar | None = None) -> None:
@@ -202,7 +215,13 @@ class EngineMachine(RuleBasedStateMachine):
     def step(self, num_steps: int) -> None:
         for _ in range(num_steps):
             for output in self.engine.step():
-                assert output.request_id not in self.released
+                assert output.request_id not in self.released | self.failed
+                if output.error is not None:
+                    self.failed.add(output.request_id)
+
+    @rule(seconds=st.integers(1, 4))
+    def time_passes(self, seconds: int) -> None:
+        self.now += seconds
 
     @precondition(lambda self: self.live)
     @rule(pick=pick_any)
@@ -230,7 +249,7 @@ class EngineMachine(RuleBasedStateMachine):
         awaiting = {block_id for transfer in self.transfers.values() for block_id in transfer.reservation.block_ids}
         if not loading:
             assert stats.num_awaiting_blocks == len(awaiting)
-        assert stats.num_awaiting_blocks <= NUM_BLOCKS // 2
+        assert stats.num_awaiting_blocks <= NUM_BLOCKS // 2 or (self.transfers, len(loading)) == ({}, 1)
         assert stats.num_pinned_blocks == len({block_id for block_ids, _ in self.pins for block_id in block_ids})
 
     @invariant()
@@ -280,9 +299,16 @@ class EngineMachine(RuleBasedStateMachine):
             limit = min(asked.params.max_tokens, POOL_TOKENS - num_prompt)
             whole = oracle(asked.prompt_token_ids, limit, output.choice, self.grammars[output.request_id])
             assert got == whole[: len(got)]
-            if output.finish_reason is not FinishReason.ABORT:
-                grammar = self.grammars[output.request_id]
+            grammar = self.grammars[output.request_id]
+            fails = grammar is not None and grammar.max_accepted < min(grammar.length, limit)
+            if isinstance(output.error, DeadlineExceeded):
+                assert asked.deadline is not None
+                assert asked.deadline <= self.now
+            elif output.error is not None:
+                assert fails
+            elif output.finish_reason is not FinishReason.ABORT:
                 is_stop = grammar is not None and grammar.length <= limit
+                assert not fails
                 assert output.finish_reason is (FinishReason.STOP if is_stop else FinishReason.LENGTH)
                 assert got == whole
             assert output.num_prompt_tokens == num_prompt
@@ -312,8 +338,9 @@ class EngineMachine(RuleBasedStateMachine):
         assert not self.live
         self.tokens_equal_the_oracle()
         names = {name for asked in self.engine.asked.values() for name in self.engine.names(asked)}
-        assert {n for n in names if n.split("#")[0] not in self.released} == {
-            n for n in self.engine.last if n.split("#")[0] not in self.released}
+        unanswered = {name.split("#")[0] for name in names - self.engine.last.keys()}
+        assert unanswered <= self.released | self.failed
+        assert not len(core._roster.prefixes)
         stats = core.stats()
         assert stats.num_free_blocks == stats.num_blocks
         assert (core._roster.in_flight.num_leaving, core._roster.forks.num_waiting) == (0, 0)

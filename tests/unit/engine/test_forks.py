@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from common.errors import DeadlineExceeded, InvalidRequest
-from engine.outputs import FinishReason
+from engine.outputs import FinishReason, RequestOutput
 from engine.request import sequence_id
 from tests.unit.engine.builders import Engine, ask, oracle, prompt
 from tests.unit.engine.fake_grammar import FakeGrammar
@@ -128,3 +129,86 @@ def test_one_choice_resumes_alone_and_several_cannot() -> None:
         with pytest.raises(InvalidRequest, match="n: one choice alone") as caught:
             engine.core.add(ask("s", prompt(20), n=2, **fields))
         assert caught.value.param == "n"
+
+
+def test_no_deadline_takes_the_blocks_of_a_request_with_choices_that_others_fill() -> None:
+    now = 0.0
+    engine = Engine(clock=lambda: now)
+    asked = ask("r", prompt(50), n=3, deadline=5.0)
+    engine.core.reserve(asked)
+    engine.expect(asked)
+    engine.add(ask("early", prompt(4), max_tokens=99, deadline=1.0))
+    engine.add(ask("other", prompt(4, first=4), max_tokens=99))
+    for seconds in (0.0, 2.0, 6.0):
+        now = seconds
+        engine.step()
+    assert list(engine.last) == ["early"]
+    assert len(engine.core.block_ids("r")) == 4
+    engine.core.start("r")
+    engine.step()
+    assert isinstance(engine.last["r"].error, DeadlineExceeded)
+
+
+@pytest.mark.parametrize("num_fail", [1, 2, 3])
+@pytest.mark.parametrize("enable_overlap", [True, False])
+def test_choices_whose_grammar_fails_in_one_step_end_with_one_output_and_nothing_after_it(
+    num_fail: int, enable_overlap: bool
+) -> None:
+    class Counted(FakeGrammar):
+        num_forks = 0
+
+        def fork(self) -> FakeGrammar:
+            Counted.num_forks += 1
+            return Free(10**6 if Counted.num_forks >= num_fail else 3)
+
+    class Free(Counted):
+        def __init__(self, max_accepted: int) -> None:
+            super().__init__(1, 10**6, max_accepted=max_accepted)
+
+        def forced(self) -> tuple[int, ...]:
+            return ()
+
+        def _allowed(self, accepted: Sequence[int]) -> list[int]:
+            return list(range(3, 50))
+
+    engine = Engine(enable_overlap=enable_overlap)
+    engine.add(ask("other", prompt(20, first=5), max_tokens=30))
+    engine.add(ask("r", prompt(20), max_tokens=30, n=3), Free(3))
+    outputs: list[RequestOutput] = []
+    while engine.core.has_work:
+        outputs += [output for output in engine.step() if output.request_id == "r"]
+    assert [isinstance(output.error, InvalidRequest) for output in outputs] == [False] * (len(outputs) - 1) + [True]
+    assert outputs[-1].num_output_tokens == 3
+    assert engine.tokens["other"] == oracle(prompt(20, first=5), 30)
+    assert engine.core.stats().num_free_blocks == engine.config.num_blocks
+
+
+def test_all_choices_are_answered_where_the_grammar_allows_nothing_but_the_end() -> None:
+    engine = Engine()
+    engine.add(ask("r", prompt(20), n=3), FakeGrammar(1, length=0))
+    engine.run()
+    assert [engine.last[sequence_id("r", i)].finish_reason for i in range(3)] == [FinishReason.STOP] * 3
+    assert engine.runner.plans == []
+
+
+def test_a_choice_waits_until_the_runner_has_forgotten_an_earlier_one_of_its_name() -> None:
+    engine = Engine()
+    first = oracle(prompt(20), 30)
+    stop = next(token_id for token_id in first[2:] if token_id not in oracle(prompt(20), 20, 1))
+    engine.add(ask("r", prompt(20), 30, n=2, stop_token_ids=(stop,)))
+    while "r" not in engine.last:
+        engine.step()
+    for _ in range(2):
+        engine.step()
+    engine.core.release("r")  # the second choice alone is in flight
+    assert engine.core._roster.in_flight.num_leaving == 1
+    engine.last.clear()
+    again = ask("r", prompt(40, first=9), n=2)
+    reservation = engine.core.reserve(again)
+    engine.expect(again)
+    engine.write(reservation.block_ids, prompt(40, first=9)[:39])
+    engine.core.land("r", 39)
+    engine.core.start("r")
+    engine.run()
+    for choice in range(2):
+        assert engine.tokens[sequence_id("r", choice)] == oracle(prompt(40, first=9), 8, choice)

@@ -151,3 +151,12 @@ def test_no_stop_ends_an_output_before_min_tokens() -> None:
         engine.run(ask(name, [7, 8], max_tokens=9, min_tokens=min_tokens))
         assert len(engine.tokens[name]) == num_outputs
         assert engine.last[name].finish_reason is FinishReason.STOP
+
+
+def test_forced_tokens_that_a_grammar_then_refuses_are_not_counted() -> None:
+    seed = next(seed for seed in range(99) if len(FakeGrammar(seed, 30).forced()) > 2)
+    engine = Engine()
+    engine.add(ask("r", prompt(20), max_tokens=30), FakeGrammar(seed, 30, max_accepted=1))
+    engine.run()
+    assert isinstance(engine.last["r"].error, InvalidRequest)
+    assert (engine.last["r"].num_output_tokens, engine.core.stats().num_generated_tokens) == (0, 0)

@@ -85,6 +85,19 @@ def test_an_id_that_is_used_again_at_once_waits_until_the_runner_has_forgotten_t
     assert engine.tokens["r"] == oracle(prompt(30, first=5), 4)
 
 
+def test_one_that_is_used_again_and_ends_at_once_lets_the_runner_keep_the_old_one_until_its_step_has_retired() -> None:
+    engine = Engine()
+    engine.add(ask("r", prompt(20), max_tokens=50))
+    for _ in range(3):
+        engine.step()
+    engine.core.release("r")
+    engine.core.add(ask("r", prompt(30, first=5)))
+    assert engine.core.abort("r") is not None
+    assert engine.runner.forgotten == []
+    engine.run()
+    assert engine.runner.forgotten == ["r"]
+
+
 def test_blocks_that_are_still_in_flight_are_waited_for_and_nothing_in_flight_is_preempted() -> None:
     engine = Engine(num_blocks=7)
     last = engine.run(*(ask(name, prompt(34, first=ord(name)), max_tokens=35) for name in "ab"))

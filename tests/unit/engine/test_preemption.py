@@ -8,17 +8,19 @@ from collections.abc import Sequence
 import pytest
 
 from common.block_hash import BlockHash
-from common.errors import ConfigError
+from common.errors import ConfigError, DeadlineExceeded, InvalidRequest
 from engine.arena_swap import ArenaSwap
 from engine.outputs import FinishReason
 from tests.unit.engine.builders import Engine, ask, oracle, prompt
 from tests.unit.engine.test_core_equality import SlowSwap
 
 
-def preempted(engine: Engine, **low: int) -> None:
-    """Two answers that do not fit together, of which one has been preempted."""
+def preempted(engine: Engine, deadline: float | None = None, **low: int) -> None:
+    """Two answers that do not fit together, of which one has been preempted; the second one has a deadline."""
     for index, name in enumerate("ab"):
-        engine.add(ask(name, prompt(34, first=ord(name)), max_tokens=35, priority=low.get(name, 0)))
+        engine.add(ask(
+            name, prompt(34, first=ord(name)), max_tokens=35, priority=low.get(name, 0),
+            deadline=deadline if index else None))
         engine.step()
         assert index or not engine.core.stats().num_preemptions
     while not engine.core.stats().num_preemptions:
@@ -135,7 +137,9 @@ def test_one_that_is_aborted_while_it_is_loaded_is_answered_and_keeps_its_blocks
     assert output.finish_reason is FinishReason.ABORT
     engine.record(output)
     engine.core.check_integrity()
-    assert name not in engine.core
+    with pytest.raises(InvalidRequest, match="is in use"):
+        engine.core.add(ask(name, prompt(4)))
+    assert name in engine.core
     while engine.core.has_work:
         engine.step()
     assert engine.core.stats().num_free_blocks < engine.config.num_blocks
@@ -143,6 +147,38 @@ def test_one_that_is_aborted_while_it_is_loaded_is_answered_and_keeps_its_blocks
     engine.core.check_integrity()
     assert engine.core.stats().num_free_blocks == engine.config.num_blocks
     assert name in engine.runner.forgotten
+    assert name not in engine.core
+
+
+def test_the_deadline_of_one_that_is_loaded_is_watched_when_nothing_else_is_there() -> None:
+    now = 0.0
+    engine = Engine(num_blocks=7, enable_prefix_caching=False, clock=lambda: now)
+    engine.core.use_swap(SlowSwap(engine.core, 100 * engine.core.block_bytes))
+    preempted(engine, deadline=5.0)
+    for _ in range(100):
+        engine.step()
+    assert list(engine.last) == ["a"]
+    assert (engine.core.has_work, engine.core.is_stalled) == (True, True)
+    now = 6.0
+    engine.step()
+    assert isinstance(engine.last["b"].error, DeadlineExceeded)
+    assert not engine.core.has_work
+
+
+def test_one_that_is_larger_than_the_cap_on_transfers_is_loaded_when_nothing_else_awaits_kv() -> None:
+    for is_alone in (True, False):
+        engine = Engine(num_blocks=8, enable_prefix_caching=False, poisons=True, max_awaiting_fraction=0.15)
+        engine.core.use_swap(ArenaSwap(engine.core, 100 * engine.core.block_bytes))
+        engine.core.reserve(ask("transfer", prompt(10)))
+        preempted(engine)
+        if is_alone:
+            engine.core.release("transfer")
+        engine.run()
+        engine.core.release("transfer")
+        check(engine)
+        stats = engine.core.stats()
+        assert stats.num_swapped_out_blocks >= 3
+        assert stats.num_swapped_in_blocks == is_alone * stats.num_swapped_out_blocks
 
 
 def test_an_arena_keeps_the_least_recently_used_out_and_the_start_of_a_chain_longest() -> None:

@@ -11,6 +11,7 @@ from common.kv_event import BlockStored
 from engine.outputs import FinishReason
 from engine.request import EngineRequest
 from tests.unit.engine.builders import Engine, ask, hashes, oracle, prompt
+from tests.unit.engine.fake_grammar import FakeGrammar
 
 
 def land(engine: Engine, asked: EngineRequest, num_tokens: int) -> None:
@@ -304,3 +305,17 @@ def test_nothing_but_a_transfer_in_the_engine_is_no_work(state: str) -> None:
         engine.core.reserve(ask("r", prompt(20)))
     assert not engine.core.has_work
     assert "r" in engine.core
+
+
+def test_a_resumed_output_that_its_grammar_completes_ends_at_the_start_as_it_would_when_added() -> None:
+    engine = Engine()
+    grammar = FakeGrammar(4, length=9)
+    drawn = oracle(prompt(20), 50, 0, grammar)
+    asked = ask("r", prompt(20), 50, output_token_ids=drawn)
+    engine.core.reserve(asked, grammar.fork())
+    engine.expect(asked)
+    engine.core.start("r")
+    engine.run()
+    assert (engine.tokens["r"], engine.last["r"].finish_reason) == (drawn, FinishReason.STOP)
+    assert engine.runner.plans == []
+    assert engine.core.stats().num_free_blocks == engine.config.num_blocks

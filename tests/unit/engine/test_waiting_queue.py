@@ -61,6 +61,18 @@ def test_one_that_was_preempted_is_alone_at_the_front() -> None:
     assert best(queue, {"a": 99}) == ["v"]
 
 
+def test_those_that_lost_their_fork_come_first_and_in_order_as_well() -> None:
+    queue = WaitingQueue()
+    for name in "ab":
+        waiting(queue, name)
+    for name in "wv":
+        queue.put_back(Request(ask(name, prompt(4)), scheme()))
+    for name in "vw":
+        assert best(queue, {"a": 99, "w": 16}) == [name]
+        queue.admit(next(iter(queue)))
+    assert best(queue, {"b": 16}) == ["b", "a"]
+
+
 def test_whole_engine_a_stream_of_hits_delays_a_miss_by_a_bounded_number() -> None:
     engine = Engine(max_num_seqs=1)
     engine.run(ask("warm", prompt(48), max_tokens=1))

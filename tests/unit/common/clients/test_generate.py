@@ -7,9 +7,16 @@ from typing import Any
 
 import pytest
 
-from common.clients.generate import generation_from_proto, generation_to_proto, params_from_proto, params_to_proto
+from common.clients.generate import (
+    delta_from_proto,
+    delta_to_proto,
+    generation_from_proto,
+    generation_to_proto,
+    params_from_proto,
+    params_to_proto,
+)
 from common.errors import InvalidRequest
-from common.generation import Generation
+from common.generation import Generation, TokenDelta, TokenLogprobs
 from common.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 from common.sampling_params import MAX_LOGIT_BIAS, SamplingParams
 from proto import common_pb2, decode_pb2
@@ -69,3 +76,16 @@ def test_the_outputs_of_several_choices_at_once_are_refused_not_left_out() -> No
     with pytest.raises(InvalidRequest, match="output_token_ids: of one choice, got those of 2") as refusal:
         generation_from_proto(submit)
     assert refusal.value.param == "output_token_ids"
+
+
+def test_a_grammar_of_an_unknown_kind_is_refused_not_left_out() -> None:
+    submit = decode_pb2.Submit(params=common_pb2.SamplingParams(**PLAIN, grammar=common_pb2.Grammar()))
+    with pytest.raises(InvalidRequest, match="grammar: of no kind that is known here") as refusal:
+        generation_from_proto(submit)
+    assert refusal.value.param == "grammar"
+
+
+@pytest.mark.parametrize("scores", [(), (None,), (None, TokenLogprobs(-0.5, (3,), (-0.25,)))], ids=len)
+def test_prompt_logprobs_survive_the_wire_also_those_of_one_token(scores: tuple[TokenLogprobs | None, ...]) -> None:
+    delta = TokenDelta("r", (5,), prompt_logprobs=scores)
+    assert delta_from_proto(delta_to_proto(delta)) == delta

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from common.errors import InvalidRequest, Overloaded, UnsupportedValue
+from common.errors import InternalError, InvalidRequest, Overloaded, UnsupportedValue
 from common.grammar import Grammar, GrammarKind
 from engine.grammar import compiler as compiler_module
 from engine.grammar.compiled_grammar import CompiledGrammar
@@ -224,3 +224,58 @@ def test_a_compilation_that_takes_too_long_is_given_up_and_others_are_told_to_co
             continue
         return
     pytest.fail("what was compiled too late was not kept")
+
+
+def test_a_thread_that_does_not_start_costs_no_later_compilation_its_place(
+    smollm2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = GrammarCompiler(smollm2, VOCAB, ENDS, num_threads=1, time_limit_s=5.0)
+
+    def fails(run: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(compiler_module, "_start_thread", fails)
+        for _ in range(2):
+            with pytest.raises(Overloaded, match="can't start new thread") as caught:
+                compiler.compile(Grammar(GrammarKind.REGEX, "a"))
+            assert caught.value.retry_after_s
+    assert not compiler.compile(Grammar(GrammarKind.REGEX, "a")).is_finished
+
+
+def test_a_fault_of_the_compiler_is_not_remembered_but_a_refusal_is(
+    smollm2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler, good, wrong = (
+        GrammarCompiler(smollm2, VOCAB, ENDS), Grammar(GrammarKind.REGEX, "a"), Grammar(GrammarKind.REGEX, "("))
+
+    def fails(*args: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(compiler_module, "CompiledGrammar", fails)
+        with pytest.raises(InternalError, match="MemoryError"):
+            compiler.compile(good)
+    assert not compiler.compile(good).is_finished
+    with pytest.raises(InvalidRequest):
+        compiler.compile(wrong)
+    monkeypatch.setattr(compiler_module, "CompiledGrammar", fails)
+    with pytest.raises(InvalidRequest, match="unclosed group"):
+        compiler.compile(wrong)
+
+
+def test_ready_gives_only_what_needs_no_compilation(smollm2: Path, tokenizer: Tokenizer) -> None:
+    compiler, grammar = GrammarCompiler(smollm2, VOCAB, ENDS), Grammar(GrammarKind.REGEX, "ab")
+    assert compiler.ready(grammar) is None
+    compiler.compile(grammar)
+    state = compiler.ready(grammar)
+    assert state is not None
+    assert _takes(state, tokenizer, "ab")
+    compiler._cache[grammar].result()._renewed()  # as after a state that reached a limit
+    assert compiler.ready(grammar) is None
+    compiler.compile(grammar)
+    assert compiler.ready(grammar) is not None
+    with pytest.raises(InvalidRequest):
+        compiler.compile(Grammar(GrammarKind.REGEX, "("))
+    with pytest.raises(InvalidRequest):
+        compiler.ready(Grammar(GrammarKind.REGEX, "("))

@@ -116,3 +116,17 @@ def test_an_unknown_option_and_a_closed_model_say_so(llm: LLM, tmp_path: Path) -
     other.close()
     with pytest.raises(Unavailable, match="closed"):
         other.generate("x", GREEDY, use_tqdm=False)
+
+
+def test_a_choice_that_its_stop_string_ended_does_not_run_on_when_the_last_one_ends_by_itself(llm: LLM) -> None:
+    def asked(**fields: object) -> SamplingParams:
+        return SamplingParams(n=2, temperature=1.0, seed=7, ignore_eos=True, **fields)  # type: ignore[arg-type]
+
+    ids = [choice.token_ids for choice in llm.generate("Once", asked(max_tokens=60), use_tqdm=False)[0].outputs]
+    cut, other = ids
+    stop = llm.get_tokenizer().decode(cut[4:6], skip_special_tokens=True)
+    end = next(token_id for token_id in other[15:] if token_id not in {*other[:15], *cut})
+    result = llm.generate("Once", asked(max_tokens=200, stop=stop, stop_token_ids=[end]), use_tqdm=False)[0]
+    assert [(o.finish_reason, o.stop_reason) for o in result.outputs] == [("stop", stop), ("stop", end)]
+    assert len(result.outputs[0].token_ids) < len(result.outputs[1].token_ids)
+    assert llm.get_metrics().num_running == llm.get_metrics().num_waiting == 0

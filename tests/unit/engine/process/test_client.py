@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,12 +16,13 @@ from typing import Any
 import psutil
 import pytest
 
-from common.errors import InvalidRequest, ModelLoadError, Unavailable, WorkerLost
+from common.errors import InternalError, InvalidRequest, ModelLoadError, Unavailable, WorkerLost
 from common.kv_event import BlockStored, KvEvent
 from common.sampling_params import SamplingParams
 from engine.engine_port import Fetch
 from engine.mock_runner import hashed_token
 from engine.outputs import FinishReason, RequestOutput
+from engine.process import child, client, life_signs, messages
 from engine.process.client import EngineProcess
 from engine.request import EngineRequest
 from engine.worker_config import WorkerConfig
@@ -141,6 +143,52 @@ async def test_errors_of_calls_keep_their_type_and_facts(engine: tuple[EnginePro
     assert heard.last("twice").finish_reason is FinishReason.ABORT  # type: ignore[union-attr]
 
 
+async def test_a_request_of_a_wrong_type_is_refused_alone(engine: tuple[EngineProcess, Heard]) -> None:
+    process, heard = engine
+    process.submit(ask("fine"))
+    process.submit(EngineRequest("odd", (True, 5), SamplingParams(max_tokens=1)))
+    with pytest.raises(InvalidRequest, match="cannot be read"):
+        await process.reserve(EngineRequest("odd too", (5, "6"), SamplingParams(max_tokens=1)))  # type: ignore[arg-type]
+    for odd in (2**70, object(), "\ud800"):
+        with pytest.raises(InvalidRequest, match="cannot be sent"):
+            process.submit(EngineRequest("odder", (5, odd), SamplingParams(max_tokens=1)))  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequest, match="cannot be sent"):
+            await process.reserve(EngineRequest("odder", (5, odd), SamplingParams(max_tokens=1)))  # type: ignore[arg-type]
+    await until(lambda: heard.last("fine") and heard.last("odd"))
+    assert heard.tokens("fine") == oracle(8)
+    assert isinstance(heard.last("odd").error, InvalidRequest)  # type: ignore[union-attr]
+    assert (process._live, process._reserved, heard.failures) == ({}, {}, [])
+
+
+async def test_a_refused_reservation_leaves_no_trace_and_does_not_touch_that_of_its_id(
+    engine: tuple[EngineProcess, Heard]
+) -> None:
+    process, heard = engine
+    with pytest.raises(InvalidRequest):
+        await process.reserve(EngineRequest("bad", (9999,), SamplingParams(max_tokens=4)))
+    assert process._reserved == {}
+    await process.reserve(EngineRequest("r", PROMPT, SamplingParams(max_tokens=3, n=2)))
+    with pytest.raises(InvalidRequest, match="in use by a live request"):
+        await process.reserve(ask("r"))
+    assert process._reserved == {"r": 2}
+    await process.start_reserved("r", num_cached_tokens=0)
+    await until(lambda: len([o for o in heard.outputs if o.finish_reason is not None]) == 2)
+    assert (process._live, process._reserved) == ({}, {})
+
+
+async def test_commands_that_cannot_be_read_end_the_engine_with_the_reason(folder: Path) -> None:
+    heard = Heard()
+    process = EngineProcess(config(folder, mock_step_s=0.01), "tiny", b"k" * 32, heard)
+    await process.start()
+    process.submit(ask("left", max_tokens=400))
+    await until(lambda: heard.tokens("left"))
+    process.abort(5)  # type: ignore[arg-type]
+    await until(lambda: heard.failures)
+    assert "cannot read its commands: Expected `str`, got `int`" in heard.failures[0]
+    assert heard.last("left").finish_reason is FinishReason.ERROR  # type: ignore[union-attr]
+    await process.stop()
+
+
 async def test_a_killed_engine_answers_everyone_and_is_reported(folder: Path) -> None:
     heard = Heard()
     process = EngineProcess(config(folder, mock_step_s=0.01), "tiny", b"k" * 32, heard)
@@ -205,7 +253,91 @@ def test_the_engine_does_not_outlive_its_worker(folder: Path) -> None:
         "asyncio.run(main())\n")
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     pid = int(ran.stdout)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline, "the engine process is still there"
         time.sleep(0.05)
+
+
+async def test_a_process_that_is_silent_while_it_starts_is_given_up(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "STALL_S", 0.2)
+    monkeypatch.setattr(client, "EXIT_S", 0.2)
+    process = EngineProcess(config(folder), "tiny", b"k" * 32, Heard())
+    starting = asyncio.create_task(process.start())
+    await until(lambda: process._process)
+    os.kill(process.pid, signal.SIGSTOP)
+    with pytest.raises(InternalError, match=r"silent for 0\.2 s"):
+        await starting
+    assert not psutil.pid_exists(process.pid)
+
+
+async def test_a_start_that_is_cancelled_in_the_fork_leaves_no_process(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    popen, made = subprocess.Popen, list[subprocess.Popen[bytes]]()
+
+    def slow(*args: Any, **fields: Any) -> subprocess.Popen[bytes]:
+        time.sleep(0.2)
+        made.append(popen(*args, **fields))
+        return made[0]
+
+    monkeypatch.setattr(subprocess, "Popen", slow)
+    monkeypatch.setattr(client, "EXIT_S", 30.0)
+    starting = asyncio.create_task(EngineProcess(config(folder), "tiny", b"k" * 32, Heard()).start())
+    for _ in range(2):
+        await asyncio.sleep(0.05)
+        starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert [process.returncode for process in made] == [1]  # it saw the end of its stream, and was waited for
+
+
+class _Exited(Exception):
+    """In the place of the process's end."""
+
+
+@pytest.fixture
+def reset_worker(monkeypatch: pytest.MonkeyPatch) -> socket.socket:
+    """The child's end of a stream whose other end is gone with something unread."""
+
+    def exited(code: int) -> None:
+        raise _Exited
+
+    monkeypatch.setattr(os, "_exit", exited)
+    ours, worker = socket.socketpair()
+    worker.sendall(b"unread")
+    ours.close()
+    return worker
+
+
+@pytest.mark.parametrize("watch", [
+    child._end_with, lambda worker: child._Inbox(worker).next(), lambda worker: life_signs.LifeSigns(worker)._run()],
+    ids=["loading", "serving", "telling"])
+def test_a_worker_that_is_gone_with_messages_unread_ends_the_process(
+    reset_worker: socket.socket, monkeypatch: pytest.MonkeyPatch, watch: Callable[[socket.socket], object]
+) -> None:
+    monkeypatch.setattr(life_signs, "EVERY_S", 0.01)
+    with reset_worker, pytest.raises(_Exited):
+        watch(reset_worker)
+
+
+def test_signs_of_life_go_out_also_without_progress_and_end_with_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(life_signs, "EVERY_S", 0.01)
+    ours, worker = socket.socketpair()
+    with ours, worker, ours.makefile("rb") as stream:
+        def read() -> messages.Message:
+            (size,) = messages.LENGTH.unpack(stream.read(messages.LENGTH.size))
+            return messages.message_decoder.decode(stream.read(size))
+
+        signs = life_signs.LifeSigns(worker)
+        signs.start()
+        assert [read(), read()] == [messages.Loading(0, 0)] * 2
+        signs.progress(3, 7)
+        while read() != messages.Loading(3, 7):
+            pass
+        signs.stop()
+        worker.shutdown(socket.SHUT_WR)
+        while head := stream.read(messages.LENGTH.size):
+            stream.read(messages.LENGTH.unpack(head)[0])
