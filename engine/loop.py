@@ -85,7 +85,8 @@ class EngineLoop:
     """`on_step` gets each step's outputs and `on_fatal` the exception that ended the loop, both in the loop's thread.
 
     So does `after_turn`: the core, after the commands and the step of one turn. An id may be submitted again once its
-    last output has been handed to `on_step`, or `release` has been called.
+    last output has been handed to `on_step`, or `release` has been called; where its KV was just being loaded from a
+    lower tier, once the load has ended as well.
     """
 
     def __init__(
