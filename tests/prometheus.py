@@ -81,6 +81,10 @@ class RunningPrometheus:
         self._until(lambda: all(n >= before[target] + num for target, n in self._num_scrapes().items()),
                     "no new scrapes")
 
+    def wait_for(self, *metrics: str) -> None:
+        """Return when each has a sample: rules are evaluated at times of their own."""
+        self._until(lambda: all(self.query(name) for name in metrics), f"not all of {', '.join(metrics)} are there")
+
     def _num_scrapes(self) -> dict[str, int]:
         return {row["metric"]["instance"]: int(row["value"][1]) for row in self.query("count_over_time(up[1h])")}
 

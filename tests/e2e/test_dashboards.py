@@ -63,6 +63,7 @@ def seen(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
         with RunningPrometheus(folder / "prometheus", targets, RULES) as server:
             use(stack)
             server.wait_for_new_scrapes()
+            server.wait_for(*(f"shoal:slo_bad:ratio_rate{window}" for window in ("5m", "30m", "1h", "6h")))
             yield Seen(stack, server, server.labels_by_metric(), traces)
 
 
