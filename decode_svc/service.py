@@ -169,10 +169,8 @@ class DecodeService:
             sent_at_unix_ms=int(time.time() * 1000))
 
     def _transfer_rate(self) -> float:
-        """Bytes per second of the hand-offs so far; 0 while there were none."""
-        counts = self._receiver.counts.values() if self._receiver is not None else ()
-        seconds = sum(c.seconds for c in counts)
-        return sum(c.num_bytes for c in counts) / seconds if seconds else 0.0
+        """Bytes per second of the latest hand-offs; 0 while there are none, so that an idle worker is tried again."""
+        return self._receiver.rate.bytes_per_s if self._receiver is not None else 0.0
 
     async def _report_load(self) -> None:
         subject = f"{LOAD_SUBJECT}.{self._host.service_id}"

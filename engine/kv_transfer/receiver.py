@@ -20,6 +20,7 @@ from common.service_record import Fingerprint
 from common.span import Span
 from engine.engine_port import EnginePort
 from engine.kv_transfer.pinned_copy import PinnedCopies, wait_through
+from engine.kv_transfer.recent_rate import RecentRate
 from engine.request import EngineRequest
 
 log = logs.get(__name__)
@@ -69,6 +70,7 @@ class Receiver:
         self._block_size = fingerprint.block_size
         self._epoch = 0
         self.counts: dict[str, TransferCounts] = {}
+        self.rate = RecentRate()
 
     async def receive(
         self, route: Route, request: EngineRequest, block_ids: Sequence[int], num_present: int, timeout_s: float
@@ -92,7 +94,7 @@ class Receiver:
         started = time.perf_counter()
         transfer_id = f"{request.request_id}-{secrets.token_hex(4)}"
         self._epoch += 1
-        transfer = _Transfer(self._engine, request, block_ids, num_present, self._block_size, counts)
+        transfer = _Transfer(self._engine, request, block_ids, num_present, self._block_size, counts, self.rate)
         landing: Landing | None = None
         quiet = False  # the sender has said that it writes no more
         try:
@@ -138,9 +140,9 @@ class _Transfer:
 
     def __init__(
         self, engine: EnginePort, request: EngineRequest, block_ids: Sequence[int], num_present: int,
-        block_size: int, counts: TransferCounts,
+        block_size: int, counts: TransferCounts, rate: RecentRate,
     ) -> None:
-        self._engine, self._request_id, self._counts = engine, request.request_id, counts
+        self._engine, self._request_id, self._counts, self._rate = engine, request.request_id, counts, rate
         self._block_size = block_size
         self._num_wanted = len(request.prompt_token_ids) + len(request.output_token_ids) - 1
         first = num_present // block_size
@@ -208,6 +210,7 @@ class _Transfer:
         num_bytes = sum(len(source) for _, source in pairs)
         self.num_bytes_landed += num_bytes
         self._counts.num_bytes += num_bytes
+        self._rate.add(num_bytes, seconds)
 
 
 # The sender says nothing while its engine stands still, so whatever it says is a sign of life.

@@ -21,7 +21,7 @@ from tests.stack import RunningStack
 NUM_CLIENTS = 4
 NUM_TOKENS = 6
 PAUSE_S = 0.1  # of a client between two requests
-SPREAD_S = 60.0
+SPREAD_S = 30.0
 ENV = {
     "SHOAL_DECODE_MOCK_STEP_S": "0.01", "SHOAL_PREFILL_MOCK_STEP_S": "0.01",
     "SHOAL_ROUTER_LOCAL_PREFILL_TOKENS": "16", "SHOAL_ROUTER_HANDOFF_PATIENCE": "1000",
@@ -107,8 +107,10 @@ async def test_a_service_goes_from_one_replica_to_two_and_back_without_a_failed_
             assert second.record is not None
             if kind == "gateway":  # a client of the API chooses its gateway itself
                 load.urls.append(f"http://{second.record.address}")
-            async with asyncio.timeout(SPREAD_S):  # so light a load need not be shared, but the new one takes part
-                while scrape(second.record.metrics_address).get(counter, 0) <= 2:
+            before = stack.metrics(f"{kind}-0")[counter]
+            async with asyncio.timeout(SPREAD_S):
+                while not (scrape(second.record.metrics_address).get(counter, 0) > 2
+                           and stack.metrics(f"{kind}-0")[counter] > before + 2):
                     await asyncio.sleep(0.1)
             if kind == "gateway":
                 await asked_no_more(load, second.record.metrics_address)
