@@ -16,13 +16,13 @@ from collections.abc import Callable
 from common.errors import Overloaded, ShoalError, Unavailable
 from common.metrics import TTFT_BUCKETS, counter, histogram, preset
 from common.placement import Placement, RequestOutcome, RouteQuery
-from router_svc.curves import MeasuredCurves
+from router_svc.curves import MeasuredCurves, Rates
 from router_svc.decisions import Decision, DecisionLog, shortened
 from router_svc.index import PrefixIndex
 from router_svc.load import LoadReport
 from router_svc.overlay import SpeculativeOverlay
 from router_svc.pricing import Asked, Priced, PricingRules, choose, price
-from router_svc.worker_table import DECODE, PREFILL, WorkerTable
+from router_svc.worker_table import DECODE, PREFILL, WorkerTable, role_of
 
 NATS_DOWN, REDIS_DOWN = "nats down", "redis down"
 
@@ -88,8 +88,8 @@ class Router:
         self._table.on_report(report)
         record = self._table.record(report.worker_id)
         if record is not None and model in record.models:
-            self._curves.observe(model, prefill_tokens_per_s=report.prefill_tokens_per_s, step_s=report.step_s,
-                                 transfer_bytes_per_s=report.transfer_bytes_per_s)
+            self._curves.observe(model, role_of(record), Rates(
+                report.prefill_tokens_per_s, report.step_s, report.transfer_bytes_per_s))
 
     def on_outcome(self, outcome: RequestOutcome) -> None:
         """Of any router's decision; only an own one has a record to complete."""
@@ -106,7 +106,7 @@ class Router:
             ACTUAL_S.labels(choice.source).observe(outcome.ttft_s)
             ERROR_S.labels(choice.source).observe(abs(outcome.ttft_s - predicted_s))
             TTFT_RATIO.labels(choice.source).observe(outcome.ttft_s / max(1e-6, predicted_s))
-            self._curves.observe(decision.model, request_s=outcome.e2e_s)
+            self._curves.observe_request(decision.model, outcome.e2e_s)
 
     def on_worker_ended(self, worker_id: str) -> None:
         """A life of the worker is over; what was expected of it is not."""

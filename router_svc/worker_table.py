@@ -75,7 +75,7 @@ class WorkerTable:
         num_placed, num_placed_tokens = self.placed.count(record.service_id, now)
         return WorkerState(
             worker_id=record.service_id, incarnation=record.incarnation, address=record.address,
-            role=record.role or record.service, fingerprint=record.fingerprint,
+            role=role_of(record), fingerprint=record.fingerprint,
             max_num_seqs=record.capacity.get("max_num_seqs", 1), max_model_len=record.capacity.get("max_model_len", 0),
             report=report, report_age_s=age,
             max_num_batched_tokens=record.capacity.get("max_num_batched_tokens", 512), num_placed=num_placed,
@@ -96,3 +96,8 @@ class WorkerTable:
                 prefill_tokens_per_s=report.prefill_tokens_per_s, transfer_bytes_per_s=report.transfer_bytes_per_s)
             return rates, now - at
         return report, now - at
+
+
+def role_of(record: ServiceRecord) -> str:
+    """prefill, decode or mixed."""
+    return record.role or record.service

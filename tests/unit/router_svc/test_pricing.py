@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from router_svc.curves import CostCurves, MeasuredCurves, kv_bytes_per_token
+from router_svc.curves import CostCurves, MeasuredCurves, Rates, kv_bytes_per_token
 from router_svc.load import WorkerState
 from router_svc.pricing import Asked, Priced, PricingRules, choose, price
 from tests.unit.router_svc.builders import PRINT, worker
@@ -157,11 +157,21 @@ def test_figures_not_measured_yet_come_from_the_models_other_workers_then_from_t
     fresh = worker("d", step_s=0.0, prefill_tokens_per_s=0.0)
     (only,) = price(ASKED, [fresh], [], measured.curves("m"), RULES)
     assert only.predicted_ttft_s == pytest.approx(4.0 + 0.5)
-    measured.observe("m", prefill_tokens_per_s=4000.0, step_s=0.0)
-    measured.observe("m", prefill_tokens_per_s=4000.0, step_s=0.1)
+    measured.observe("m", "mixed", Rates(4000.0, 0.0))
+    measured.observe("m", "mixed", Rates(4000.0, 0.1))
     (only,) = price(ASKED, [fresh], [], measured.curves("m"), RULES)
     assert only.predicted_ttft_s == pytest.approx(0.5 + 0.1)
-    assert measured.curves("other").prefill_tokens_per_s == 500.0
+    (only,) = price(ASKED, [fresh], [], measured.curves("other"), RULES)
+    assert only.predicted_ttft_s == pytest.approx(4.0 + 0.5)
+
+
+def test_a_new_decode_worker_is_priced_like_the_other_decode_workers_and_not_like_the_prefill_workers() -> None:
+    measured = MeasuredCurves(CostCurves())
+    measured.observe("m", "prefill", Rates(2000.0, 0.4))
+    measured.observe("m", "decode", Rates(2000.0, 0.01, 1e9))
+    known = worker("d0", "decode", step_s=0.01, transfer_bytes_per_s=1e9, num_running=2)
+    fresh = worker("d1", "decode", step_s=0.0, transfer_bytes_per_s=0.0, prefill_tokens_per_s=0.0)
+    assert where(taken([known, fresh], [worker("p", "prefill")], curves=measured.curves("m")))[0] == "d1"
 
 
 def test_the_same_facts_give_the_same_decision() -> None:
