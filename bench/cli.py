@@ -30,7 +30,7 @@ def engine(
     threads: Annotated[int, typer.Option(min=1, help="torch threads")] = 1,
     shape: Annotated[str, typer.Option(help="on a GPU, with random weights: qwen3-8b or qwen3-0.6b")] = "",
     workload: Annotated[list[str] | None, typer.Option(
-        help="with --shape: decode, prefill, mixed, shared_prefix, poisson, interference; default: all")] = None,
+        help="with --shape: decode, prefill, mixed, shared_prefix, structured, poisson, interference or all")] = None,
     check: Annotated[bool, typer.Option("--check", help="on a GPU: the model's tokens against the CPU's")] = False,
     device: Annotated[str, typer.Option(help="with --shape or --check: cuda or cuda:N")] = "cuda",
 ) -> None:

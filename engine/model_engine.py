@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -19,6 +18,7 @@ from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.device import CPU, Device, find_device
 from engine.engine_port import EngineFacts
+from engine.garbage import spare_collector
 from engine.grammar.compiler import GrammarCompiler
 from engine.load_bar import load_bar
 from engine.mock_runner import MockMode, MockRunner
@@ -31,7 +31,6 @@ log = logs.get(__name__)
 Progress = Callable[[int, int], None]  # (bytes read, bytes in all)
 
 MAX_KV_EVENTS = 65_536  # that a worker may leave undrained
-_GC_THRESHOLDS = (50_000, 20, 20)  # of the three generations; Python's are 700, 10, 10
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 
 
@@ -69,7 +68,7 @@ class ModelEngine:
             else:
                 runner = _runner(config, engine_config, folder, shape, allocate, told)
         scheme = HashScheme(hash_key, model, fingerprint.revision, fingerprint.dtype, fingerprint.block_size)
-        _spare_collector()
+        spare_collector()
         log.info("model_loaded", model=model, revision=fingerprint.revision, runner=config.runner, device=device.name,
                  dtype=fingerprint.dtype, seconds=round(time.monotonic() - started, 2),
                  num_blocks=engine_config.num_blocks)
@@ -83,17 +82,6 @@ def _grammar_compiler(folder: Path, runner: Runner) -> GrammarCompiler | None:
     if not (folder / "tokenizer.json").is_file():
         return None
     return GrammarCompiler(folder, runner.vocab_size, runner.eos_token_ids)
-
-
-def _spare_collector() -> None:
-    """Keep Python's garbage collector out of the steps.
-
-    What is loaded by now lives as long as the process, and a step makes thousands of objects that die with it by
-    reference count: at the default thresholds these would have the collector walk over everything again and again.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*_GC_THRESHOLDS)
 
 
 def _engine_config(

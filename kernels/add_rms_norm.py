@@ -24,14 +24,12 @@ def _kernel(
     weight_ptr,  # [hidden]
     out_ptr,  # [num_rows, hidden]
     hidden, eps,
-    HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < hidden
     weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
     at = row * hidden + columns
     total = tl.load(x_ptr + at, mask=inside, other=0.0)
     if HAS_RESIDUAL:
@@ -45,15 +43,11 @@ def _kernel(
 
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor, *, first: bool,
-    num_warps: int | None = None, pdl: bool = False,
 ) -> None:
-    """As `reference`, into `out` and `residual`. `first`: there is no residual yet, and x becomes it.
-
-    `pdl`: starts while the kernel before it ends (programmatic dependent launch).
-    """
+    """As `reference`, into `out` and `residual`. `first`: there is no residual yet, and x becomes it."""
     num_rows, hidden = x.shape
     assert x.is_contiguous() and residual.is_contiguous() and out.is_contiguous() and weight.shape == (hidden,)
     block = triton.next_power_of_2(hidden)
     _kernel[(num_rows,)](
-        x, residual, weight, out, hidden, eps, HAS_RESIDUAL=not first, BLOCK=block, PDL=pdl,
-        num_warps=num_warps or min(16, max(1, block // 512)), **({"launch_pdl": True} if pdl else {}))
+        x, residual, weight, out, hidden, eps, HAS_RESIDUAL=not first, BLOCK=block,
+        num_warps=min(16, max(1, block // 512)))

@@ -4,6 +4,9 @@ A step's contexts are cut into units of equally many blocks, so that long and sh
 alike (`plan_units`, once a step); every layer runs one program for each (unit, KV head), and the last of a sequence's
 units to arrive merges them. Flash-decoding (Dao et al. 2023) with a work list. Q and K are normed and turned here, and
 the new token's K and V written, so that a decode step has no kernel for that.
+
+Full blocks come by the copy engine and need no mask. A sequence's last block, into which the same program has just
+written, comes by ordinary loads: the copy engine would not be bound to see that write.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 MIN_ROWS = 16  # of a tile that the matrix units take
 
@@ -34,14 +38,11 @@ def reference(
 
 @dataclass(frozen=True, slots=True)
 class DecodeChoice:
-    """Ways to run the same attention, to be chosen by measurement; None: by the number of sequences."""
+    """Ways to run the same attention; as measured in whole steps of an H200 from 1 to 256 sequences."""
 
     num_warps: int = 4
-    num_stages: int | None = None  # loads of block ids take stages too: 2 to 4 hold K and V once, 5 twice, 7 thrice
+    num_stages: int = 2
     units_per_seq: float = 1.0  # that a step is cut into, about, above 64 in all
-    mapped: bool = False  # each unit's sequence is looked up, worked out once a step, not by every program
-    turned: bool = False  # Q is normed and turned, and K and V are written, before the launch
-    pdl: bool = False  # starts while the kernel before it ends (programmatic dependent launch)
 
     def target_units(self, num_seqs: int) -> int:
         return max(target_units(num_seqs), int(num_seqs * self.units_per_seq))
@@ -56,7 +57,6 @@ class DecodeWorkspace:
     max_units: int
     first_units: torch.Tensor  # [max_seqs + 1] int32
     blocks_per_unit: torch.Tensor  # [1] int32
-    unit_seqs: torch.Tensor  # [max_units] int32: the sequence of each unit, or their number where there is none
     partial: torch.Tensor  # [max_units, num_heads, head_dim] float32
     lse: torch.Tensor  # [max_units, num_heads] float32, base 2
     arrived: torch.Tensor  # [max_seqs, num_kv_heads] int32: units that are done; zero between launches
@@ -69,7 +69,7 @@ class DecodeWorkspace:
         max_units = max_seqs + choice.target_units(max_seqs)
         return DecodeWorkspace(
             choice, max_seqs, max_units, torch.zeros(max_seqs + 1, dtype=torch.int32, device=device),
-            torch.ones(1, dtype=torch.int32, device=device), torch.zeros(max_units, dtype=torch.int32, device=device),
+            torch.ones(1, dtype=torch.int32, device=device),
             torch.zeros(max_units, num_heads, head_dim, dtype=torch.float32, device=device),
             torch.zeros(max_units, num_heads, dtype=torch.float32, device=device),
             torch.zeros(max_seqs, num_kv_heads, dtype=torch.int32, device=device))
@@ -99,19 +99,6 @@ def _plan_kernel(
 
 
 @triton.jit
-def _map_kernel(
-    first_units_ptr,  # [num_seqs + 1] int32
-    unit_seqs_ptr,  # [max_units] int32
-    num_seqs, max_units, SEQS: tl.constexpr, UNITS: tl.constexpr,
-):
-    unit = tl.program_id(0) * UNITS + tl.arange(0, UNITS)
-    i = tl.arange(0, SEQS)
-    firsts = tl.load(first_units_ptr + 1 + i, mask=i < num_seqs, other=2147483647)
-    seqs = tl.sum((firsts[None, :] <= unit[:, None]).to(tl.int32), 1)
-    tl.store(unit_seqs_ptr + unit, seqs, mask=unit < max_units)
-
-
-@triton.jit
 def _turned(
     heads_ptr, norms_ptr, cos, sin, d, live, eps, HAS_NORMS: tl.constexpr, HEAD_DIM: tl.constexpr,
 ):
@@ -122,9 +109,8 @@ def _turned(
     a, b = x.to(tl.float32), tl.load(heads_ptr + other[None, :], mask=live, other=0.0).to(tl.float32)
     if HAS_NORMS:
         scale = tl.rsqrt(tl.sum(a * a, 1) / HEAD_DIM + eps)[:, None]
-        a = (a * scale * tl.load(norms_ptr + d[None, :], mask=live, other=0.0).to(tl.float32)).to(dtype).to(tl.float32)
-        b = (b * scale * tl.load(norms_ptr + other[None, :], mask=live, other=0.0).to(tl.float32)).to(dtype)
-        b = b.to(tl.float32)
+        a = a * scale * tl.load(norms_ptr + d[None, :], mask=live, other=0.0).to(tl.float32)
+        b = b * scale * tl.load(norms_ptr + other[None, :], mask=live, other=0.0).to(tl.float32)
     return (a * cos[None, :] + b * sin[None, :]).to(dtype)
 
 
@@ -133,29 +119,26 @@ def _attention_kernel(
     qkv_ptr,  # [num_seqs, num_heads + 2 * num_kv_heads, HEAD_DIM] of the new tokens, as the matrix product left it
     norms_ptr,  # [num_heads + num_kv_heads, HEAD_DIM]
     cos_ptr, sin_ptr,  # [max_len, HEAD_DIM] float32
+    strips,  # descriptor of the whole pool as [num_strips * BLOCK, HEAD_DIM], a strip at a time
     cache_ptr,  # one layer of the pool: [num_blocks, 2, num_kv_heads, BLOCK, HEAD_DIM], blocks `block_stride` apart
     tables_ptr,  # [num_rows, table_stride] int32
     rows_ptr,  # [num_seqs] int32: sequence i's row of `tables`
     lens_ptr,  # [num_seqs] int32, the new token included; 0: padding
     first_units_ptr,  # [num_seqs + 1] int32
     blocks_per_unit_ptr,  # [1] int32
-    unit_seqs_ptr,  # [max_units] int32
     partial_ptr,  # [max_units, num_heads, HEAD_DIM] float32
     lse_ptr,  # [max_units, num_heads] float32, base 2
     arrived_ptr,  # [max_seqs, num_kv_heads] int32, zero between launches
     out_ptr,  # [num_seqs, num_heads, HEAD_DIM]
-    num_seqs, block_stride, table_stride, num_kv_heads, eps, scale_log2,
+    num_seqs, block_stride, table_stride, num_kv_heads, first_strip, strips_per_block, eps, scale_log2,
     SEQS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, HEAD_DIM: tl.constexpr,
-    HAS_NORMS: tl.constexpr, WIDE: tl.constexpr, MAPPED: tl.constexpr, TURNED: tl.constexpr, PDL: tl.constexpr,
+    HAS_NORMS: tl.constexpr, WIDE: tl.constexpr,
 ):
     PRECISION: tl.constexpr = "ieee" if WIDE else "tf32"
     kv_head, unit = tl.program_id(0), tl.program_id(1)
-    if MAPPED:
-        seq = tl.load(unit_seqs_ptr + unit)
-    else:
-        i = tl.arange(0, SEQS)
-        firsts = tl.load(first_units_ptr + 1 + i, mask=i < num_seqs, other=2147483647)
-        seq = tl.sum((firsts <= unit).to(tl.int32), 0)
+    i = tl.arange(0, SEQS)
+    firsts = tl.load(first_units_ptr + 1 + i, mask=i < num_seqs, other=2147483647)
+    seq = tl.sum((firsts <= unit).to(tl.int32), 0)
     if seq >= num_seqs:
         return
     length = tl.load(lens_ptr + seq)
@@ -169,25 +152,33 @@ def _attention_kernel(
     num_heads = num_kv_heads * GROUP
 
     g, d, n = tl.arange(0, ROWS), tl.arange(0, HEAD_DIM), tl.arange(0, BLOCK)
-    if not TURNED:
-        cos = tl.load(cos_ptr + (length - 1) * HEAD_DIM + d)
-        sin = tl.load(sin_ptr + (length - 1) * HEAD_DIM + d)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
+    cos = tl.load(cos_ptr + (length - 1) * HEAD_DIM + d)
+    sin = tl.load(sin_ptr + (length - 1) * HEAD_DIM + d)
     qkv = qkv_ptr + seq.to(tl.int64) * (num_heads + 2 * num_kv_heads) * HEAD_DIM
     q_head = (kv_head * GROUP + g)[:, None]
     live = (g < GROUP)[:, None]
-    if TURNED:
-        q = tl.load(qkv + q_head * HEAD_DIM + d[None, :], mask=live, other=0.0)
-    else:
-        q = _turned(
-            qkv + q_head * HEAD_DIM, norms_ptr + q_head * HEAD_DIM, cos, sin, d, live, eps, HAS_NORMS, HEAD_DIM)
+    q = _turned(qkv + q_head * HEAD_DIM, norms_ptr + q_head * HEAD_DIM, cos, sin, d, live, eps, HAS_NORMS, HEAD_DIM)
     strip = n[:, None] * HEAD_DIM + d[None, :]
     v_offset = num_kv_heads * BLOCK * HEAD_DIM
 
-    if (not TURNED) and last == num_blocks:  # this program alone reads the new token's slot, so it writes it
-        at = tl.load(table + num_blocks - 1).to(tl.int64) * block_stride + kv_head * BLOCK * HEAD_DIM
-        slot = cache_ptr + at + (length - 1) % BLOCK * HEAD_DIM
+    m_i = tl.full([ROWS], -1.0e30, tl.float32)
+    l_i = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, HEAD_DIM], tl.float32)
+    has_newest = last == num_blocks
+    num_whole = tl.where(has_newest, last - 1, last)
+    for index in range(first, num_whole):
+        at = (tl.load(table + index) * strips_per_block + first_strip + kv_head) * BLOCK
+        k, v = strips.load([at, 0]), strips.load([at + num_kv_heads * BLOCK, 0])
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
+        m_new = tl.maximum(m_i, tl.max(scores, 1))
+        p = tl.exp2(scores - m_new[:, None])
+        fade = tl.exp2(m_i - m_new)
+        l_i = l_i * fade + tl.sum(p, 1)
+        acc = acc * fade[:, None] + tl.dot(p.to(v.dtype), v, input_precision=PRECISION)
+        m_i = m_new
+    if has_newest:  # this program alone reads the new token's slot, so it writes it
+        base = cache_ptr + tl.load(table + num_blocks - 1).to(tl.int64) * block_stride + kv_head * BLOCK * HEAD_DIM
+        slot = base + (length - 1) % BLOCK * HEAD_DIM
         one = tl.arange(0, 1)[:, None]
         k_head = num_heads + kv_head + one
         k_new = _turned(
@@ -196,16 +187,9 @@ def _attention_kernel(
         tl.store(slot + one * HEAD_DIM + d[None, :], k_new)
         tl.store(slot + v_offset + one * HEAD_DIM + d[None, :], v_new)
         tl.debug_barrier()
-
-    m_i = tl.full([ROWS], float("-inf"), tl.float32)
-    l_i = tl.zeros([ROWS], tl.float32)
-    acc = tl.zeros([ROWS, HEAD_DIM], tl.float32)
-    for index in range(first, last):
-        at = cache_ptr + tl.load(table + index).to(tl.int64) * block_stride + kv_head * BLOCK * HEAD_DIM
-        k = tl.load(at + strip)
-        v = tl.load(at + v_offset + strip)
+        k, v = tl.load(base + strip), tl.load(base + v_offset + strip)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
-        scores = tl.where((index * BLOCK + n < length)[None, :], scores, float("-inf"))
+        scores = tl.where(((num_blocks - 1) * BLOCK + n < length)[None, :], scores, float("-inf"))
         m_new = tl.maximum(m_i, tl.max(scores, 1))
         p = tl.exp2(scores - m_new[:, None])
         fade = tl.exp2(m_i - m_new)
@@ -245,43 +229,37 @@ def plan_units(context_lens: torch.Tensor, block_size: int, workspace: DecodeWor
     """Once a step, before the layers: cuts the contexts into units. A length of 0 is padding and gets none."""
     num_seqs = len(context_lens)
     assert num_seqs <= workspace.max_seqs and context_lens.dtype == torch.int32
-    choice, seqs = workspace.choice, max(16, triton.next_power_of_2(num_seqs))
-    target = choice.target_units(num_seqs)
     _plan_kernel[(1,)](
-        context_lens, workspace.first_units, workspace.blocks_per_unit, num_seqs, block_size, target, SEQS=seqs,
-        num_warps=4)
-    if choice.mapped:
-        max_units = num_seqs + target
-        _map_kernel[(triton.cdiv(max_units, 16),)](
-            workspace.first_units, workspace.unit_seqs, num_seqs, max_units, SEQS=seqs, UNITS=16, num_warps=4)
+        context_lens, workspace.first_units, workspace.blocks_per_unit, num_seqs, block_size,
+        workspace.choice.target_units(num_seqs), SEQS=max(16, triton.next_power_of_2(num_seqs)), num_warps=4)
 
 
 def decode_attention(
     qkv: torch.Tensor, head_norms: torch.Tensor | None, eps: float, cos: torch.Tensor, sin: torch.Tensor,
-    layer_cache: torch.Tensor, tables: torch.Tensor, rows: torch.Tensor, context_lens: torch.Tensor, scale: float,
-    workspace: DecodeWorkspace, out: torch.Tensor,
+    cache: torch.Tensor, strips: TensorDescriptor, layer: int, tables: torch.Tensor, rows: torch.Tensor,
+    context_lens: torch.Tensor, scale: float, workspace: DecodeWorkspace, out: torch.Tensor,
 ) -> None:
     """Turns the new token's Q and K, writes its K and V to the slot of its position, and attends.
 
     `qkv` [num_seqs, num_heads + 2 * num_kv_heads, head_dim] contiguous, `head_norms` [num_heads + num_kv_heads,
-    head_dim], `cos` and signed `sin` [max_len, head_dim] float32 (see `rope_write`), `out` [num_seqs, num_heads,
-    head_dim]. `plan_units` has run for these `context_lens`. A float32 cache is multiplied in float32. With
-    `workspace.choice.turned`, `rope_write` has run for these tokens, and only the attention is done here.
+    head_dim], `cos` and signed `sin` [max_len, head_dim] float32 (see `rope_write`), `cache` [num_blocks, num_layers,
+    2, num_kv_heads, block_size, head_dim] with its `strips` (see `block_strips`), `out` [num_seqs, num_heads,
+    head_dim]. `plan_units` has run for these `context_lens`. A float32 cache is multiplied in float32.
     """
     num_seqs, num_heads, head_dim = out.shape
-    _, _, num_kv_heads, block_size, _ = layer_cache.shape
+    _, num_layers, _, num_kv_heads, block_size, _ = cache.shape
+    layer_cache = cache[:, layer]
     group = num_heads // num_kv_heads
     assert qkv.is_contiguous() and out.is_contiguous() and block_size >= 16 and cos.dtype == torch.float32
     assert layer_cache.stride(1) == num_kv_heads * block_size * head_dim and tables.stride(1) == 1
     choice = workspace.choice
     max_units = choice.target_units(num_seqs) + num_seqs
-    pdl = {"launch_pdl": True} if choice.pdl else {}
     _attention_kernel[(num_kv_heads, max_units)](
-        qkv, qkv if head_norms is None else head_norms, cos, sin, layer_cache, tables, rows, context_lens,
-        workspace.first_units, workspace.blocks_per_unit, workspace.unit_seqs, workspace.partial, workspace.lse,
-        workspace.arrived, out, num_seqs, layer_cache.stride(0), tables.stride(0), num_kv_heads, eps,
-        scale * 1.4426950408889634, SEQS=max(16, triton.next_power_of_2(num_seqs)), GROUP=group,
+        qkv, qkv if head_norms is None else head_norms, cos, sin, strips, layer_cache, tables, rows, context_lens,
+        workspace.first_units, workspace.blocks_per_unit, workspace.partial, workspace.lse, workspace.arrived, out,
+        num_seqs, layer_cache.stride(0), tables.stride(0), num_kv_heads, layer * 2 * num_kv_heads,
+        num_layers * 2 * num_kv_heads, eps, scale * 1.4426950408889634,
+        SEQS=max(16, triton.next_power_of_2(num_seqs)), GROUP=group,
         ROWS=max(MIN_ROWS, triton.next_power_of_2(group)), BLOCK=block_size, HEAD_DIM=head_dim,
-        HAS_NORMS=head_norms is not None, WIDE=layer_cache.dtype == torch.float32, MAPPED=choice.mapped,
-        TURNED=choice.turned, PDL=choice.pdl, num_warps=choice.num_warps,
-        num_stages=choice.num_stages or (3 if num_seqs <= 64 else 2), **pdl)
+        HAS_NORMS=head_norms is not None, WIDE=layer_cache.dtype == torch.float32, num_warps=choice.num_warps,
+        num_stages=choice.num_stages)

@@ -115,22 +115,14 @@ def make_tiles(rows: list[int], firsts: list[int], starts: list[int], q_lens: li
     return torch.tensor(tiles, dtype=torch.int32)
 
 
-def strips_of(cache: torch.Tensor) -> TensorDescriptor:
-    """The pool [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim] as the kernel reads it."""
-    assert cache.is_contiguous()
-    block_size, head_dim = cache.shape[-2:]
-    assert cache.numel() // head_dim < 1 << 31, "the rows of a pool are counted in 32 bits"
-    return TensorDescriptor.from_tensor(cache.view(-1, head_dim), [block_size, head_dim])
-
-
 def extend_attention(
     q: torch.Tensor, cache: torch.Tensor, strips: TensorDescriptor, layer: int, tables: torch.Tensor,
-    tiles: torch.Tensor, scale: float, out: torch.Tensor, num_stages: int | None = None,
+    tiles: torch.Tensor, scale: float, out: torch.Tensor,
 ) -> None:
     """`q` [num_tokens, any heads, head_dim], its query heads first; `out` [num_tokens, num_heads, head_dim].
 
-    `strips` is of `cache`. Only tokens of `tiles` (see `make_tiles`) are written. A float32 cache is multiplied in
-    float32.
+    `strips` is of `cache` (see `block_strips`). Only tokens of `tiles` (see `make_tiles`) are written. A float32
+    cache is multiplied in float32.
     """
     _, num_heads, head_dim = out.shape
     _, num_layers, _, num_kv_heads, block_size, _ = cache.shape
@@ -141,4 +133,4 @@ def extend_attention(
         q, strips, tables, tiles, out, q.stride(0), tables.stride(0), num_kv_heads, layer * 2 * num_kv_heads,
         num_layers * 2 * num_kv_heads, scale * 1.4426950408889634, GROUP=group, SPAN=_span(group),
         TOKENS=tile_tokens(group), BLOCK=block_size, HEAD_DIM=head_dim, WIDE=wide, num_warps=8 if wide else 4,
-        num_stages=num_stages or (1 if wide else 2))
+        num_stages=1 if wide else 3)

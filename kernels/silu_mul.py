@@ -18,10 +18,8 @@ def reference(gate_up: torch.Tensor) -> torch.Tensor:
 def _kernel(
     gate_up_ptr,  # [num_rows, 2 * size]
     out_ptr,  # [num_rows, size]
-    size, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    size, BLOCK: tl.constexpr,
 ):
-    if PDL:
-        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < size
@@ -31,12 +29,9 @@ def _kernel(
     tl.store(out_ptr + row * size + columns, value.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def silu_mul(
-    gate_up: torch.Tensor, out: torch.Tensor, *, max_block: int = 1024, num_warps: int = 4, pdl: bool = False
-) -> None:
-    """As `reference`, into `out`. `pdl`: starts while the kernel before it ends (programmatic dependent launch)."""
+def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> None:
+    """As `reference`, into `out`."""
     num_rows, size = out.shape
     assert gate_up.shape == (num_rows, 2 * size) and gate_up.is_contiguous() and out.is_contiguous()
-    block = min(triton.next_power_of_2(size), max_block)
-    _kernel[(num_rows, triton.cdiv(size, block))](
-        gate_up, out, size, BLOCK=block, PDL=pdl, num_warps=num_warps, **({"launch_pdl": True} if pdl else {}))
+    block = min(triton.next_power_of_2(size), 1024)
+    _kernel[(num_rows, triton.cdiv(size, block))](gate_up, out, size, BLOCK=block, num_warps=4)

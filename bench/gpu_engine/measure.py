@@ -12,13 +12,14 @@ from bench.figures import Figure
 from bench.gpu_engine import ceilings, offline_runs, online_runs, outputs_check, steady_steps
 from bench.gpu_engine.rig import Rig
 from bench.gpu_engine.shapes import SHAPES, shape
+from bench.gpu_engine.structured_steps import structured
 from common.errors import ConfigError
 from engine.device import find_device
 
 Say = Callable[..., object]
 WORKLOADS: Final[dict[str, Callable[[Rig, str], Iterator[Figure]]]] = {
     "decode": offline_runs.decode, "prefill": offline_runs.prefill, "mixed": offline_runs.mixed,
-    "shared_prefix": offline_runs.shared_prefix, "poisson": online_runs.poisson,
+    "shared_prefix": offline_runs.shared_prefix, "structured": structured, "poisson": online_runs.poisson,
     "interference": online_runs.interference}
 _READY_LIMIT_S = 120.0
 

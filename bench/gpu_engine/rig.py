@@ -14,6 +14,7 @@ from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.gpu.gpu_runner import GpuRunner
 from engine.gpu.loading import GpuSizes, load_gpu_runner
+from engine.grammar.state import GrammarState
 from engine.model_config import ModelConfig
 from engine.outputs import FinishReason, RequestOutput
 from engine.request import EngineRequest
@@ -65,12 +66,12 @@ class Rig:
         self.num_served = 0
         self._numbers = count()
 
-    def add(self, request: BenchRequest) -> str:
-        """Temperature 1, exactly `output_len` tokens."""
+    def add(self, request: BenchRequest, grammar: GrammarState | None = None) -> str:
+        """Temperature 1, exactly `output_len` tokens; `grammar`: at its start."""
         number = next(self._numbers)
         assert not isinstance(request.prompt, str)
         params = SamplingParams(max_tokens=request.output_len, temperature=1.0, ignore_eos=True, seed=number)
-        self.core.add(EngineRequest(f"r{number}", request.prompt, params))
+        self.core.add(EngineRequest(f"r{number}", request.prompt, params), grammar)
         return f"r{number}"
 
     def run(self, requests: Sequence[BenchRequest]) -> tuple[float, list[Served]]:

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from bench.figures import Figure
 from bench.kernels_area.graph_time import Ceilings, computed, copies_needed, moved
 from engine.models.parts import Sizes
+from kernels.block_strips import strips_of
 from kernels.decode_attention import DecodeWorkspace, decode_attention, plan_units
-from kernels.extend_attention import extend_attention, make_tiles, strips_of
+from kernels.extend_attention import extend_attention, make_tiles
 
 _BLOCK = 64
 
@@ -36,8 +37,9 @@ def decode(sizes: Sizes, num_seqs: int, context: int, ceilings: Ceilings, device
     workspace = DecodeWorkspace.make(num_seqs, sizes.num_heads, sizes.num_kv_heads, sizes.head_dim, device)
     plan_units(lens, _BLOCK, workspace)
     scale = sizes.head_dim**-0.5
-    ours = [partial(decode_attention, qkv, norms, 1e-6, cos, cos, pool[:, layer], tables, rows, lens, scale, workspace,
-                    out) for layer in range(layers)]
+    strips = strips_of(pool)
+    ours = [partial(decode_attention, qkv, norms, 1e-6, cos, cos, pool, strips, layer, tables, rows, lens, scale,
+                    workspace, out) for layer in range(layers)]
     q = qkv[:, : sizes.num_heads, None].contiguous()
     runs = torch.randn(layers, 2, num_seqs, sizes.num_kv_heads, context, sizes.head_dim, device=device,
                        dtype=torch.bfloat16)

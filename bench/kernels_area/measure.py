@@ -11,6 +11,7 @@ from bench.gpu_engine import ceilings as limits
 from bench.gpu_engine.shapes import shape
 from bench.kernels_area import attention, block_moves, draws, row_kernels
 from bench.kernels_area.graph_time import Ceilings
+from engine.device import find_device
 
 _ROWS = (1, 32, 128, 256)
 _CONTEXT = 1088
@@ -19,7 +20,7 @@ _CONTEXT = 1088
 @torch.inference_mode()
 def measure(name: str, device_name: str, *, quick: bool) -> list[Figure]:
     """`quick` takes one batch size."""
-    device = torch.device(device_name)
+    device = torch.device(find_device(device_name).name)
     torch.cuda.set_device(device)
     found = list(limits.measure(device))
     return [*found, *_kernels(name, Ceilings(found[0].value * 1e12, found[1].value * 1e12), device, quick=quick)]

@@ -36,10 +36,12 @@ class GpuDecoder:
         head_norms = self.decoder.layers[layer].attention.head_norms
         return 0.0 if head_norms is None else head_norms[0].eps
 
-    def turn_and_write(self, layer: int, qkv: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
-        """Norms and positions of Q in place, of K on its way to the cache, beside V."""
+    def turn_and_write(
+        self, layer: int, qkv: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, *, keeps_k: bool = False
+    ) -> None:
+        """Norms and positions of Q in place, of K on its way to the cache, beside V; see `rope_write`."""
         rope_write(qkv, self.weights.layers[layer].head_norms, self.norm_eps(layer), self.cos, self.sin, positions,
-                   slots, self.cache[:, layer], self.sizes.num_heads)
+                   slots, self.cache[:, layer], self.sizes.num_heads, keeps_k=keeps_k)
 
     def forward(self, token_ids: torch.Tensor, attend: Attend) -> tuple[torch.Tensor, torch.Tensor]:
         """`token_ids` [num_tokens] int64 → (x, residual), whose sum is the last layer's output.

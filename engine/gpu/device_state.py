@@ -9,9 +9,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from engine.gpu.decoder import GpuDecoder
 from engine.gpu.device_rows import DeviceRows
+from kernels.block_strips import strips_of
 from kernels.decode_attention import DecodeWorkspace, decode_attention
 from kernels.decode_rows import advance
-from kernels.extend_attention import strips_of
 from kernels.gumbel_argmax import gumbel_argmax, num_slices
 
 
@@ -46,7 +46,7 @@ class DeviceState:
         scale = decoder.decoder.layers[layer].attention.scale
         decode_attention(
             qkv, decoder.weights.layers[layer].head_norms, decoder.norm_eps(layer), decoder.cos, decoder.sin,
-            decoder.cache[:, layer], self.rows.tables, rows, context_lens, scale, self.workspace, out)
+            decoder.cache, self.strips, layer, self.rows.tables, rows, context_lens, scale, self.workspace, out)
 
     def draw(self, logits: torch.Tensor, rows: torch.Tensor, drawn: torch.Tensor) -> None:
         """A token for each row of `logits`, by temperature alone, into `drawn` [num_rows] int64."""

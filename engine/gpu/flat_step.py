@@ -10,13 +10,19 @@ import torch
 from engine.gpu.decoder import Attend
 from engine.gpu.device_state import DeviceState
 from engine.gpu.flat_inputs import FlatParts
+from engine.gpu.whole_prompt import whole_prompt_attention
 from kernels.decode_attention import plan_units
 from kernels.decode_rows import gather
 from kernels.extend_attention import extend_attention
 
 
-def forward(state: DeviceState, parts: FlatParts, num_decode: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(x, residual) of all flat tokens; see `GpuDecoder.forward`. The first `num_decode` rows may decode."""
+def forward(
+    state: DeviceState, parts: FlatParts, num_decode: int, *, is_whole_prompt: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(x, residual) of all flat tokens; see `GpuDecoder.forward`. The first `num_decode` rows may decode.
+
+    `is_whole_prompt`: the tokens are those of one sequence from position 0, and torch's kernel attends.
+    """
     rows = parts.decode_rows[:num_decode]
     lens = torch.empty(num_decode, dtype=torch.int32, device=rows.device)
     if num_decode:
@@ -24,7 +30,8 @@ def forward(state: DeviceState, parts: FlatParts, num_decode: int) -> tuple[torc
         gather(rows, state.rows.last_tokens, state.rows.num_computed, state.rows.tables, state.block_size,
                wide[0], torch.empty_like(lens), lens, wide[1])
         plan_units(lens, state.block_size, state.workspace)
-    return state.decoder.forward(_tokens(state, parts.codes), _attend(state, parts, rows, lens))
+    attend = _attend_whole(state, parts) if is_whole_prompt else _attend(state, parts, rows, lens)
+    return state.decoder.forward(_tokens(state, parts.codes), attend)
 
 
 def drawing_logits(
@@ -54,5 +61,16 @@ def _attend(state: DeviceState, parts: FlatParts, rows: torch.Tensor, lens: torc
             extend_attention(qkv, decoder.cache, state.strips, layer, state.rows.tables, tiles,
                              decoder.decoder.layers[layer].attention.scale, out)
         return out
+
+    return attend
+
+
+def _attend_whole(state: DeviceState, parts: FlatParts) -> Attend:
+    decoder, sizes, slots = state.decoder, state.decoder.sizes, parts.slots.long()
+
+    def attend(layer: int, qkv: torch.Tensor) -> torch.Tensor:
+        decoder.turn_and_write(layer, qkv, parts.positions, slots, keeps_k=True)
+        return whole_prompt_attention(
+            qkv, sizes.num_heads, sizes.num_kv_heads, decoder.decoder.layers[layer].attention.scale)
 
     return attend

@@ -30,6 +30,7 @@ from engine.gpu.flat_inputs import FlatLayout, FlatParts, FlatPlan, sampled_rows
 from engine.gpu.flat_step import drawing_logits, forward
 from engine.gpu.host_draw import HostDraw, is_plain
 from engine.gpu.step_graphs import Say, StepGraphs
+from engine.gpu.whole_prompt import measured_s
 from engine.sampling.noise import seed_key
 from engine.step import BlockCopy, StepPlan, StepResult
 from kernels.block_copy import copy_blocks, independent
@@ -72,6 +73,7 @@ class GpuRunner:
         self._sampling = DeviceSampling(state.rows, sizes.vocab, eos_token_ids, max_num_seqs, self._device)
         self.graphs = StepGraphs(max_num_seqs, max_num_batched_tokens)
         self.num_graph_steps = self.num_eager_steps = 0
+        self.whole_prompt_tokens = 0  # a prompt of so many, alone in a step, is attended by torch's kernel; 0: none is
         self._launched: deque[_Launched] = deque()
         max_rows = state.rows.max_rows
         num_words = FlatLayout.padded(max_num_batched_tokens, max_rows, self._group).num_words
@@ -107,6 +109,14 @@ class GpuRunner:
         if limit is None:
             self._sampling.warm_up(self._cache.dtype)
             copy_blocks(self._cache, *torch.zeros(2, 4, dtype=torch.int32, device=self._device)[:, :1])
+
+    def choose_attention(self, num_tokens: int, say: Say) -> None:
+        """Whether torch's kernel or ours is faster for a step that is one prompt of so many tokens, and no other."""
+        theirs_s, ours_s = measured_s(self._state, num_tokens)
+        is_theirs = theirs_s < ours_s
+        self.whole_prompt_tokens = num_tokens if is_theirs else 0
+        say("whole_prompt_attention", kernel="torch" if is_theirs else "own", num_tokens=num_tokens,
+            torch_us=round(theirs_s * 1e6), own_us=round(ours_s * 1e6))
 
     def launch(self, plan: StepPlan) -> None:
         try:
@@ -198,13 +208,17 @@ class GpuRunner:
         else:
             self.num_eager_steps += 1
             parts = layout.split(self._words)
-            x, residual = forward(self._state, parts, num_decode)
+            x, residual = forward(self._state, parts, num_decode, is_whole_prompt=self._is_whole_prompt(plan))
             scores = self._host.score_prompts(plan, x, residual) if is_scored else scores
             logits, drawing, drawn = self._draw(parts, x, residual, len(sampled))
         if plain or not sampled:
             self._bring_down(plan, sampled, drawn, scores)
         else:
             self._draw_later(plan, sampled, logits, drawing, drawn, scores)
+
+    def _is_whole_prompt(self, plan: StepPlan) -> bool:
+        return (not plan.decode and len(plan.chunks) == 1 and plan.chunks[0].start == 0
+                and len(plan.chunks[0].token_ids) == self.whole_prompt_tokens)
 
     def _draw(
         self, parts: FlatParts, x: torch.Tensor, residual: torch.Tensor, num_rows: int

@@ -80,7 +80,10 @@ def load_gpu_runner(
             f"the {_free(place)[0] >> 20} MiB that are free", param="num_blocks") from error
     runner.capture(say)
     say("graphs_captured", num_graphs=runner.graphs.num_wanted, seconds=round(time.monotonic() - started, 2))
-    warm_up(runner, sizes.steps(num_blocks))
+    steps = sizes.steps(num_blocks)
+    warm_up(runner, steps)
+    if kind is torch.bfloat16 and steps.max_num_batched_tokens <= steps.max_len:
+        runner.choose_attention(steps.max_num_batched_tokens, say)
     watch.be_ready()
     say("gpu_ready", seconds=round(time.monotonic() - started, 2), num_blocks=num_blocks,
         num_kernels=watch.num_compiled, free_mib=_free(place)[0] >> 20)

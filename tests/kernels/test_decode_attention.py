@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import kernels.decode_attention as subject
+from kernels.block_strips import strips_of
 from kernels.decode_attention import DecodeChoice, DecodeWorkspace, decode_attention, plan_units, reference
 from kernels.rope_write import reference as rope_reference
-from kernels.rope_write import rope_write
 from tests.kernel_mode import DEVICE, DTYPES, LIMITS, ON_GPU, relative_error, rotary
 
 
@@ -64,14 +64,9 @@ class Case:
         for _ in range(launches):
             plan_units(self.context_lens, self.block_size, workspace)
             qkv = self.qkv.clone()
-            if self.choice.turned:
-                slots = torch.full_like(positions, -1)
-                slots[live] = blocks * self.block_size + places
-                rope_write(qkv, self.norms, 1e-6, self.cos, self.sin, positions.int(), slots,
-                           self.pool[:, self.layer], self.num_heads)
             decode_attention(
-                qkv, self.norms, 1e-6, self.cos, self.sin, self.pool[:, self.layer], self.tables, self.rows,
-                self.context_lens, scale, workspace, found)
+                qkv, self.norms, 1e-6, self.cos, self.sin, self.pool, strips_of(self.pool), self.layer, self.tables,
+                self.rows, self.context_lens, scale, workspace, found)
         limit = LIMITS[self.dtype]
         assert relative_error(self.pool[blocks, self.layer, 0, :, places], k[live]) < limit
         assert torch.equal(self.pool[blocks, self.layer, 1, :, places], v[live])
@@ -115,8 +110,8 @@ def test_units_of_several_blocks_are_merged_and_a_second_launch_gives_the_same(
 
 
 @pytest.mark.parametrize("choice", [
-    DecodeChoice(mapped=True, units_per_seq=2.0), DecodeChoice(turned=True),
-    *([DecodeChoice(8, 3), DecodeChoice(pdl=True), DecodeChoice(2, 2, 1.5, True, True, True)] if ON_GPU else [])])
+    DecodeChoice(units_per_seq=2.0),
+    *([DecodeChoice(8, 3), DecodeChoice(2, 2, 1.5)] if ON_GPU else [])])
 def test_every_choice_gives_the_same(choice: DecodeChoice) -> None:
     Case(2, 1, 64, 16, [5, 0, 40], DTYPES[1], choice=choice).check(launches=2)
     if ON_GPU:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.extend_attention import extend_attention, make_tiles, reference, strips_of, tile_tokens
+from kernels.block_strips import strips_of
+from kernels.extend_attention import extend_attention, make_tiles, reference, tile_tokens
 from tests.kernel_mode import DEVICE, DTYPES, LIMITS, ON_GPU, relative_error
 
 

@@ -15,9 +15,9 @@ NUM_TOKENS = (100, 5) if ON_GPU else (5,)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("num_tokens", NUM_TOKENS)
-@pytest.mark.parametrize("has_norms", [True, False])
+@pytest.mark.parametrize(("has_norms", "keeps_k"), [(True, False), (False, False), (True, True)])
 def test_q_turns_in_place_and_k_and_v_go_to_their_slots_only(
-    dtype: torch.dtype, shape: tuple[int, int, int, int], num_tokens: int, has_norms: bool
+    dtype: torch.dtype, shape: tuple[int, int, int, int], num_tokens: int, has_norms: bool, keeps_k: bool
 ) -> None:
     num_heads, num_kv_heads, head_dim, block_size = shape
     pool = torch.randn(20, 3, 2, num_kv_heads, block_size, head_dim, device=DEVICE).to(dtype)
@@ -31,10 +31,13 @@ def test_q_turns_in_place_and_k_and_v_go_to_their_slots_only(
     expected, kept = pool.clone(), slots >= 0
     blocks, places = slots[kept] // block_size, slots[kept] % block_size
     expected[blocks, 1, 0, :, places], expected[blocks, 1, 1, :, places] = k[kept], v[kept]
-    before_v = qkv[:, num_heads:].clone()
-    rope_write(qkv, norms, 1e-6, cos, sin, positions, slots, pool[:, 1], num_heads)
+    before = qkv[:, num_heads:].clone()
+    rope_write(qkv, norms, 1e-6, cos, sin, positions, slots, pool[:, 1], num_heads, keeps_k=keeps_k)
     assert relative_error(qkv[:, :num_heads], q) < LIMITS[dtype]
-    assert torch.equal(qkv[:, num_heads:], before_v)
+    if keeps_k:
+        turned, before = qkv[:, num_heads:-num_kv_heads].clone(), before[:, num_kv_heads:]
+        assert relative_error(turned, k) < LIMITS[dtype]
+    assert torch.equal(qkv[:, -before.shape[1] :], before)
     pool[blocks, 1, 0, :, places] -= expected[blocks, 1, 0, :, places]
     assert pool[blocks, 1, 0, :, places].abs().max() < 20 * LIMITS[dtype]
     pool[blocks, 1, 0, :, places] = expected[blocks, 1, 0, :, places]

@@ -20,7 +20,13 @@ def test_one_prompt_gets_all_that_it_can_use() -> None:
 
 def test_the_oldest_gets_half_and_the_shortest_remainders_the_rest() -> None:
     assert divide(64, plain(100, 40, 10)) == [32, 22, 10]
-    assert divide(63, plain(100, 100)) == [32, 31]
+    assert divide(63, plain(100, 99)) == [32, 31]
+
+
+def test_who_is_no_shorter_than_the_oldest_waits_for_it() -> None:
+    assert divide(64, plain(100, 100)) == [64, 0]
+    assert divide(64, plain(40, 100, 50)) == [40, 0, 24]
+    assert divide(64, [Claim(0, 100), Claim(1, 100)]) == [32, 32]
 
 
 def test_what_nobody_else_takes_goes_back_to_the_oldest() -> None:
