@@ -58,13 +58,23 @@ def support(logits: Sequence[float], params: SamplingParams) -> list[int]:
 
 def draw(logits: Sequence[float], params: SamplingParams, position: int, choice: int = 0) -> int:
     """The Gumbel-max trick over `support`; logits already changed."""
-    top = max(logits)
-    if params.temperature == 0.0:
-        return min(i for i, logit in enumerate(logits) if logit == top)
-    scores = {i: (logits[i] - top) / params.temperature + noise(params.seed, choice, position, i)
-              for i in support(logits, params)}
+    scores = _scores(logits, params, position, choice)
     best = max(scores.values())
     return min(i for i, score in scores.items() if score == best)
+
+
+def margin(logits: Sequence[float], params: SamplingParams, position: int, choice: int = 0) -> float:
+    """By how much the drawn token's score is above the next best's."""
+    best, second = sorted(_scores(logits, params, position, choice).values())[:-3:-1]
+    return best - second
+
+
+def _scores(logits: Sequence[float], params: SamplingParams, position: int, choice: int) -> dict[int, float]:
+    if params.temperature == 0.0:
+        return dict(enumerate(logits))
+    top = max(logits)
+    return {i: (logits[i] - top) / params.temperature + noise(params.seed, choice, position, i)
+            for i in support(logits, params)}
 
 
 def noise(seed: int, choice: int, position: int, token_id: int) -> float:
