@@ -58,6 +58,12 @@ class Unauthenticated(ShoalError):
     code, http_status, openai_type, grpc_status = "invalid_api_key", 401, "authentication_error", "UNAUTHENTICATED"
 
 
+class PermissionDenied(ShoalError):
+    """A known key that is not for what was asked."""
+
+    code, http_status, openai_type, grpc_status = "permission_denied", 403, "permission_error", "PERMISSION_DENIED"
+
+
 class ModelNotFound(ShoalError):
     """No worker has ever served this model name."""
 
@@ -87,6 +93,13 @@ class UnsupportedMediaType(ShoalError):
 
     code, http_status, openai_type, grpc_status = (
         "unsupported_media_type", 415, "invalid_request_error", "INVALID_ARGUMENT")
+
+
+class RateLimited(ShoalError):
+    """A tenant has used what it may use for now; always carries `retry_after_s`."""
+
+    code, http_status, openai_type, grpc_status = (
+        "rate_limit_exceeded", 429, "rate_limit_error", "RESOURCE_EXHAUSTED")
 
 
 class Overloaded(ShoalError):

@@ -13,6 +13,8 @@ app = typer.Typer(name="shoal", no_args_is_help=True, add_completion=False, pret
                   help="Serve large language models as independent services.")
 model_app = typer.Typer(no_args_is_help=True, help="Models on this machine.")
 app.add_typer(model_app, name="model")
+keys_app = typer.Typer(no_args_is_help=True, help="API keys of the gateway.")
+app.add_typer(keys_app, name="keys")
 
 Url = Annotated[str, typer.Option(help="Gateway to talk to; default: the stack that runs here.")]
 ApiKey = Annotated[str, typer.Option(envvar="SHOAL_API_KEY", help="API key of the gateway.")]
@@ -213,6 +215,29 @@ def model_convert(
         from stack.model_progress import convert_model
 
         typer.echo(convert_model(file, out))
+
+
+@keys_app.command("new")
+def keys_new(
+    tenant: Annotated[str, typer.Option(help="Whose key it is; limits and prefix hits are a tenant's.")],
+    file: Annotated[Path, typer.Option(
+        envvar=["SHOAL_GATEWAY_API_KEY_FILE", "SHOAL_API_KEY_FILE"], help="Key file of the gateway; made if missing.")],
+    name: Annotated[str, typer.Option(help="What the key is called in lists.")] = "",
+    requests_per_minute: Annotated[str, typer.Option(metavar="N", help="Limit of the tenant, all keys together.")] = "",
+    tokens_per_minute: Annotated[str, typer.Option(metavar="N", help="Limit of the tenant, prompt and output.")] = "",
+    models: Annotated[str, typer.Option(help="Models that it is for, with commas between [default: all].")] = "",
+    expires: Annotated[str, typer.Option(help="Date or moment of its end, UTC unless it says [default: never].")] = "",
+    priority: Annotated[str, typer.Option(metavar="N", help="Its requests run no sooner than those of N.")] = "",
+    admin: Annotated[bool, typer.Option("--admin", help="It opens the admin port as well.")] = False,
+) -> None:
+    """Draw a key and print it, this once; the file gets its digest, and a running gateway takes it within seconds."""
+    with one_line_errors():
+        from stack.keys import new_key
+
+        typer.echo(new_key(file, {
+            "tenant": tenant, "name": name, "requests_per_minute": requests_per_minute,
+            "tokens_per_minute": tokens_per_minute, "models": models, "expires": expires, "priority": priority,
+            "admin": "true" if admin else ""}))
 
 
 @app.command("collect-env")

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from common.errors import ConfigError, Unauthenticated
-from gateway.auth import OPEN_PATHS, KeyGuard, load_keys
+from common.errors import Unauthenticated
+from gateway.auth import OPEN_PATHS, KeyGuard
+from gateway.tenants.key_ring import KeyRing
+from gateway.tenants.tenant import ANYBODY, caller_of
 
 
 async def reached(
@@ -21,7 +22,7 @@ async def reached(
     scope = {"type": "http", "path": path, "query_string": query,
              "headers": [(b"authorization", a) for a in authorization]}
     try:
-        await KeyGuard(app, keys)(scope, None, None)  # type: ignore[arg-type]
+        await KeyGuard(app, KeyRing(",".join(keys)))(scope, None, None)  # type: ignore[arg-type]
     except Unauthenticated:
         assert calls == []
     return bool(calls)
@@ -56,23 +57,14 @@ async def test_readiness_is_open_without_details_only(query: bytes) -> None:
     assert await reached("/health", query=query), "it has no details"
 
 
-def test_keys_come_from_the_list_and_the_file_once_each(tmp_path: Path) -> None:
-    file = tmp_path / "keys"
-    file.write_text("# ours\nkey-2\n\n key-3 \n")
-    assert load_keys(" key-1,key-2 ,", str(file)) == ("key-1", "key-2", "key-3")
-    assert load_keys("", "") == ()
+async def test_the_guard_says_whose_key_it_was_and_a_client_cannot_say_it_itself() -> None:
+    seen: list[str] = []
 
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(caller_of(scope).tenant.name)
 
-@pytest.mark.parametrize("listed", ["abc", "with space", "naïve-key"])
-def test_a_key_that_cannot_be_sent_stops_the_start_and_is_not_shown(listed: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        load_keys(listed, "")
-    assert listed not in error.value.message
-
-
-def test_a_key_file_that_is_missing_or_empty_stops_the_start(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="api_key_file"):
-        load_keys("", str(tmp_path / "none"))
-    (tmp_path / "empty").write_text("# nothing\n")
-    with pytest.raises(ConfigError, match="holds no key"):
-        load_keys("", str(tmp_path / "empty"))
+    scope = {"type": "http", "path": "/x", "query_string": b"tenant=acme",
+             "headers": [(b"x-tenant", b"acme"), (b"authorization", b"Bearer good-key")]}
+    await KeyGuard(app, KeyRing("good-key"))(scope, None, None)  # type: ignore[arg-type]
+    assert seen == ["default"]
+    assert caller_of({"type": "http"}) is ANYBODY
