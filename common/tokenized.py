@@ -32,11 +32,16 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Tokenized:
-    """`block_hashes` has one 16-byte hash per full block, first to last; empty when no spec was given."""
+    """`block_hashes` has one 16-byte hash per full block, first to last; empty when no spec was given.
+
+    `turn` is for `open_text` of an answer to this prompt, as it is: with it the answer keeps its exact ids when the
+    chat comes back.
+    """
 
     token_ids: tuple[int, ...]
     block_hashes: tuple[bytes, ...] = ()
     token_strings: tuple[str, ...] = ()
+    turn: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,7 @@ class ModelText:
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     chat_template: str
+    tool_chat_template: str = ""  # for chats with tools, where the model has another
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,14 @@ class TextDelta:
     num_tokens: int  # consumed so far
     matched_stop: str | None = None
     finished: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TokenText:
+    """What one token id stands for. Its bytes may be part of a character; an id without a token has none."""
+
+    raw: bytes
+    is_special: bool = False  # left out of text with skip_special_tokens
 
 
 class TextStream(Protocol):
@@ -91,8 +105,12 @@ class TokenizerPort(Protocol):
 
     async def decode(self, model: str, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str: ...
 
+    async def token_texts(self, model: str, token_ids: Sequence[int]) -> list[TokenText]:
+        """Of each id by itself. Raises `InvalidRequest` for one outside the vocabulary."""
+
     async def describe(self, model: str) -> ModelText: ...
 
     def open_text(
-        self, model: str, *, stop: Sequence[str] = (), include_stop: bool = False, skip_special_tokens: bool = True
+        self, model: str, *, stop: Sequence[str] = (), include_stop: bool = False, skip_special_tokens: bool = True,
+        turn: bytes = b"",
     ) -> TextStream: ...

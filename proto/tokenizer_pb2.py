@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from proto import common_pb2 as proto_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15proto/tokenizer.proto\x12\x08shoal.v1\x1a\x12proto/common.proto\"\xe5\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12#\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x13.shoal.v1.ChatInputH\x00\x12$\n\x06tokens\x18\x04 \x01(\x0b\x32\x12.shoal.v1.TokenIdsH\x00\x12\x1a\n\x12\x61\x64\x64_special_tokens\x18\x05 \x01(\x08\x12%\n\thash_spec\x18\x06 \x01(\x0b\x32\x12.shoal.v1.HashSpec\x12\x1c\n\x14return_token_strings\x18\x07 \x01(\x08\x42\x07\n\x05input\"\x93\x01\n\tChatInput\x12\x15\n\rmessages_json\x18\x01 \x01(\x0c\x12\x12\n\ntools_json\x18\x02 \x01(\x0c\x12\x1d\n\x15\x61\x64\x64_generation_prompt\x18\x03 \x01(\x08\x12\x1e\n\x16\x63ontinue_final_message\x18\x04 \x01(\x08\x12\x1c\n\x14template_kwargs_json\x18\x05 \x01(\x0c\"V\n\x10TokenizeResponse\x12\x15\n\ttoken_ids\x18\x01 \x03(\rB\x02\x10\x01\x12\x14\n\x0c\x62lock_hashes\x18\x02 \x01(\x0c\x12\x15\n\rtoken_strings\x18\x03 \x03(\t\"V\n\x11\x44\x65\x63odeTextRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\ttoken_ids\x18\x02 \x03(\rB\x02\x10\x01\x12\x1b\n\x13skip_special_tokens\x18\x03 \x01(\x08\"\"\n\x12\x44\x65\x63odeTextResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\":\n\x0f\x44\x65tokenizeBatch\x12\'\n\x05items\x18\x01 \x03(\x0b\x32\x18.shoal.v1.DetokenizeItem\"\x80\x01\n\x0e\x44\x65tokenizeItem\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12&\n\x04open\x18\x02 \x01(\x0b\x32\x18.shoal.v1.DetokenizeOpen\x12\x15\n\ttoken_ids\x18\x03 \x03(\rB\x02\x10\x01\x12\r\n\x05\x66lush\x18\x04 \x01(\x08\x12\r\n\x05\x63lose\x18\x05 \x01(\x08\"j\n\x0e\x44\x65tokenizeOpen\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04stop\x18\x02 \x03(\t\x12\x1e\n\x16include_stop_in_output\x18\x03 \x01(\x08\x12\x1b\n\x13skip_special_tokens\x18\x04 \x01(\x08\".\n\tTextBatch\x12!\n\x05items\x18\x01 \x03(\x0b\x32\x12.shoal.v1.TextItem\"\xa3\x01\n\x08TextItem\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\x12\x19\n\x0cmatched_stop\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\x10\n\x08\x66inished\x18\x05 \x01(\x08\x12$\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x15.shoal.v1.ErrorDetailB\x0f\n\r_matched_stop\"%\n\x14\x44\x65scribeModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\x98\x01\n\x15\x44\x65scribeModelResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x19\n\reos_token_ids\x18\x03 \x03(\rB\x02\x10\x01\x12\x19\n\x0c\x62os_token_id\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x15\n\rchat_template\x18\x05 \x01(\tB\x0f\n\r_bos_token_id2\xa7\x02\n\tTokenizer\x12\x41\n\x08Tokenize\x12\x19.shoal.v1.TokenizeRequest\x1a\x1a.shoal.v1.TokenizeResponse\x12\x43\n\x06\x44\x65\x63ode\x12\x1b.shoal.v1.DecodeTextRequest\x1a\x1c.shoal.v1.DecodeTextResponse\x12@\n\nDetokenize\x12\x19.shoal.v1.DetokenizeBatch\x1a\x13.shoal.v1.TextBatch(\x01\x30\x01\x12P\n\rDescribeModel\x12\x1e.shoal.v1.DescribeModelRequest\x1a\x1f.shoal.v1.DescribeModelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15proto/tokenizer.proto\x12\x08shoal.v1\x1a\x12proto/common.proto\"\xe5\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12#\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x13.shoal.v1.ChatInputH\x00\x12$\n\x06tokens\x18\x04 \x01(\x0b\x32\x12.shoal.v1.TokenIdsH\x00\x12\x1a\n\x12\x61\x64\x64_special_tokens\x18\x05 \x01(\x08\x12%\n\thash_spec\x18\x06 \x01(\x0b\x32\x12.shoal.v1.HashSpec\x12\x1c\n\x14return_token_strings\x18\x07 \x01(\x08\x42\x07\n\x05input\"\x93\x01\n\tChatInput\x12\x15\n\rmessages_json\x18\x01 \x01(\x0c\x12\x12\n\ntools_json\x18\x02 \x01(\x0c\x12\x1d\n\x15\x61\x64\x64_generation_prompt\x18\x03 \x01(\x08\x12\x1e\n\x16\x63ontinue_final_message\x18\x04 \x01(\x08\x12\x1c\n\x14template_kwargs_json\x18\x05 \x01(\x0c\"d\n\x10TokenizeResponse\x12\x15\n\ttoken_ids\x18\x01 \x03(\rB\x02\x10\x01\x12\x14\n\x0c\x62lock_hashes\x18\x02 \x01(\x0c\x12\x15\n\rtoken_strings\x18\x03 \x03(\t\x12\x0c\n\x04turn\x18\x04 \x01(\x0c\"V\n\x11\x44\x65\x63odeTextRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\ttoken_ids\x18\x02 \x03(\rB\x02\x10\x01\x12\x1b\n\x13skip_special_tokens\x18\x03 \x01(\x08\"\"\n\x12\x44\x65\x63odeTextResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"9\n\x11TokenTextsRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\ttoken_ids\x18\x02 \x03(\rB\x02\x10\x01\";\n\x12TokenTextsResponse\x12\r\n\x05texts\x18\x01 \x03(\x0c\x12\x16\n\nis_special\x18\x02 \x03(\x08\x42\x02\x10\x01\":\n\x0f\x44\x65tokenizeBatch\x12\'\n\x05items\x18\x01 \x03(\x0b\x32\x18.shoal.v1.DetokenizeItem\"\x80\x01\n\x0e\x44\x65tokenizeItem\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12&\n\x04open\x18\x02 \x01(\x0b\x32\x18.shoal.v1.DetokenizeOpen\x12\x15\n\ttoken_ids\x18\x03 \x03(\rB\x02\x10\x01\x12\r\n\x05\x66lush\x18\x04 \x01(\x08\x12\r\n\x05\x63lose\x18\x05 \x01(\x08\"x\n\x0e\x44\x65tokenizeOpen\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04stop\x18\x02 \x03(\t\x12\x1e\n\x16include_stop_in_output\x18\x03 \x01(\x08\x12\x1b\n\x13skip_special_tokens\x18\x04 \x01(\x08\x12\x0c\n\x04turn\x18\x05 \x01(\x0c\".\n\tTextBatch\x12!\n\x05items\x18\x01 \x03(\x0b\x32\x12.shoal.v1.TextItem\"\xa3\x01\n\x08TextItem\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\x12\x19\n\x0cmatched_stop\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\x10\n\x08\x66inished\x18\x05 \x01(\x08\x12$\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x15.shoal.v1.ErrorDetailB\x0f\n\r_matched_stop\"%\n\x14\x44\x65scribeModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\xb4\x01\n\x15\x44\x65scribeModelResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x19\n\reos_token_ids\x18\x03 \x03(\rB\x02\x10\x01\x12\x19\n\x0c\x62os_token_id\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x15\n\rchat_template\x18\x05 \x01(\t\x12\x1a\n\x12tool_chat_template\x18\x06 \x01(\tB\x0f\n\r_bos_token_id2\xf0\x02\n\tTokenizer\x12\x41\n\x08Tokenize\x12\x19.shoal.v1.TokenizeRequest\x1a\x1a.shoal.v1.TokenizeResponse\x12\x43\n\x06\x44\x65\x63ode\x12\x1b.shoal.v1.DecodeTextRequest\x1a\x1c.shoal.v1.DecodeTextResponse\x12G\n\nTokenTexts\x12\x1b.shoal.v1.TokenTextsRequest\x1a\x1c.shoal.v1.TokenTextsResponse\x12@\n\nDetokenize\x12\x19.shoal.v1.DetokenizeBatch\x1a\x13.shoal.v1.TextBatch(\x01\x30\x01\x12P\n\rDescribeModel\x12\x1e.shoal.v1.DescribeModelRequest\x1a\x1f.shoal.v1.DescribeModelResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,6 +36,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENIZERESPONSE'].fields_by_name['token_ids']._serialized_options = b'\020\001'
   _globals['_DECODETEXTREQUEST'].fields_by_name['token_ids']._loaded_options = None
   _globals['_DECODETEXTREQUEST'].fields_by_name['token_ids']._serialized_options = b'\020\001'
+  _globals['_TOKENTEXTSREQUEST'].fields_by_name['token_ids']._loaded_options = None
+  _globals['_TOKENTEXTSREQUEST'].fields_by_name['token_ids']._serialized_options = b'\020\001'
+  _globals['_TOKENTEXTSRESPONSE'].fields_by_name['is_special']._loaded_options = None
+  _globals['_TOKENTEXTSRESPONSE'].fields_by_name['is_special']._serialized_options = b'\020\001'
   _globals['_DETOKENIZEITEM'].fields_by_name['token_ids']._loaded_options = None
   _globals['_DETOKENIZEITEM'].fields_by_name['token_ids']._serialized_options = b'\020\001'
   _globals['_DESCRIBEMODELRESPONSE'].fields_by_name['eos_token_ids']._loaded_options = None
@@ -45,25 +49,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHATINPUT']._serialized_start=288
   _globals['_CHATINPUT']._serialized_end=435
   _globals['_TOKENIZERESPONSE']._serialized_start=437
-  _globals['_TOKENIZERESPONSE']._serialized_end=523
-  _globals['_DECODETEXTREQUEST']._serialized_start=525
-  _globals['_DECODETEXTREQUEST']._serialized_end=611
-  _globals['_DECODETEXTRESPONSE']._serialized_start=613
-  _globals['_DECODETEXTRESPONSE']._serialized_end=647
-  _globals['_DETOKENIZEBATCH']._serialized_start=649
-  _globals['_DETOKENIZEBATCH']._serialized_end=707
-  _globals['_DETOKENIZEITEM']._serialized_start=710
-  _globals['_DETOKENIZEITEM']._serialized_end=838
-  _globals['_DETOKENIZEOPEN']._serialized_start=840
-  _globals['_DETOKENIZEOPEN']._serialized_end=946
-  _globals['_TEXTBATCH']._serialized_start=948
-  _globals['_TEXTBATCH']._serialized_end=994
-  _globals['_TEXTITEM']._serialized_start=997
-  _globals['_TEXTITEM']._serialized_end=1160
-  _globals['_DESCRIBEMODELREQUEST']._serialized_start=1162
-  _globals['_DESCRIBEMODELREQUEST']._serialized_end=1199
-  _globals['_DESCRIBEMODELRESPONSE']._serialized_start=1202
-  _globals['_DESCRIBEMODELRESPONSE']._serialized_end=1354
-  _globals['_TOKENIZER']._serialized_start=1357
-  _globals['_TOKENIZER']._serialized_end=1652
+  _globals['_TOKENIZERESPONSE']._serialized_end=537
+  _globals['_DECODETEXTREQUEST']._serialized_start=539
+  _globals['_DECODETEXTREQUEST']._serialized_end=625
+  _globals['_DECODETEXTRESPONSE']._serialized_start=627
+  _globals['_DECODETEXTRESPONSE']._serialized_end=661
+  _globals['_TOKENTEXTSREQUEST']._serialized_start=663
+  _globals['_TOKENTEXTSREQUEST']._serialized_end=720
+  _globals['_TOKENTEXTSRESPONSE']._serialized_start=722
+  _globals['_TOKENTEXTSRESPONSE']._serialized_end=781
+  _globals['_DETOKENIZEBATCH']._serialized_start=783
+  _globals['_DETOKENIZEBATCH']._serialized_end=841
+  _globals['_DETOKENIZEITEM']._serialized_start=844
+  _globals['_DETOKENIZEITEM']._serialized_end=972
+  _globals['_DETOKENIZEOPEN']._serialized_start=974
+  _globals['_DETOKENIZEOPEN']._serialized_end=1094
+  _globals['_TEXTBATCH']._serialized_start=1096
+  _globals['_TEXTBATCH']._serialized_end=1142
+  _globals['_TEXTITEM']._serialized_start=1145
+  _globals['_TEXTITEM']._serialized_end=1308
+  _globals['_DESCRIBEMODELREQUEST']._serialized_start=1310
+  _globals['_DESCRIBEMODELREQUEST']._serialized_end=1347
+  _globals['_DESCRIBEMODELRESPONSE']._serialized_start=1350
+  _globals['_DESCRIBEMODELRESPONSE']._serialized_end=1530
+  _globals['_TOKENIZER']._serialized_start=1533
+  _globals['_TOKENIZER']._serialized_end=1901
 # @@protoc_insertion_point(module_scope)

@@ -40,14 +40,16 @@ class ChatInput(_message.Message):
     def __init__(self, messages_json: _Optional[bytes] = ..., tools_json: _Optional[bytes] = ..., add_generation_prompt: bool = ..., continue_final_message: bool = ..., template_kwargs_json: _Optional[bytes] = ...) -> None: ...
 
 class TokenizeResponse(_message.Message):
-    __slots__ = ("token_ids", "block_hashes", "token_strings")
+    __slots__ = ("token_ids", "block_hashes", "token_strings", "turn")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
     TOKEN_STRINGS_FIELD_NUMBER: _ClassVar[int]
+    TURN_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     block_hashes: bytes
     token_strings: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., block_hashes: _Optional[bytes] = ..., token_strings: _Optional[_Iterable[str]] = ...) -> None: ...
+    turn: bytes
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., block_hashes: _Optional[bytes] = ..., token_strings: _Optional[_Iterable[str]] = ..., turn: _Optional[bytes] = ...) -> None: ...
 
 class DecodeTextRequest(_message.Message):
     __slots__ = ("model", "token_ids", "skip_special_tokens")
@@ -64,6 +66,22 @@ class DecodeTextResponse(_message.Message):
     TEXT_FIELD_NUMBER: _ClassVar[int]
     text: str
     def __init__(self, text: _Optional[str] = ...) -> None: ...
+
+class TokenTextsRequest(_message.Message):
+    __slots__ = ("model", "token_ids")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, model: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class TokenTextsResponse(_message.Message):
+    __slots__ = ("texts", "is_special")
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    IS_SPECIAL_FIELD_NUMBER: _ClassVar[int]
+    texts: _containers.RepeatedScalarFieldContainer[bytes]
+    is_special: _containers.RepeatedScalarFieldContainer[bool]
+    def __init__(self, texts: _Optional[_Iterable[bytes]] = ..., is_special: _Optional[_Iterable[bool]] = ...) -> None: ...
 
 class DetokenizeBatch(_message.Message):
     __slots__ = ("items",)
@@ -86,16 +104,18 @@ class DetokenizeItem(_message.Message):
     def __init__(self, stream_id: _Optional[int] = ..., open: _Optional[_Union[DetokenizeOpen, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., flush: bool = ..., close: bool = ...) -> None: ...
 
 class DetokenizeOpen(_message.Message):
-    __slots__ = ("model", "stop", "include_stop_in_output", "skip_special_tokens")
+    __slots__ = ("model", "stop", "include_stop_in_output", "skip_special_tokens", "turn")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     INCLUDE_STOP_IN_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TURN_FIELD_NUMBER: _ClassVar[int]
     model: str
     stop: _containers.RepeatedScalarFieldContainer[str]
     include_stop_in_output: bool
     skip_special_tokens: bool
-    def __init__(self, model: _Optional[str] = ..., stop: _Optional[_Iterable[str]] = ..., include_stop_in_output: bool = ..., skip_special_tokens: bool = ...) -> None: ...
+    turn: bytes
+    def __init__(self, model: _Optional[str] = ..., stop: _Optional[_Iterable[str]] = ..., include_stop_in_output: bool = ..., skip_special_tokens: bool = ..., turn: _Optional[bytes] = ...) -> None: ...
 
 class TextBatch(_message.Message):
     __slots__ = ("items",)
@@ -126,15 +146,17 @@ class DescribeModelRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class DescribeModelResponse(_message.Message):
-    __slots__ = ("model", "vocab_size", "eos_token_ids", "bos_token_id", "chat_template")
+    __slots__ = ("model", "vocab_size", "eos_token_ids", "bos_token_id", "chat_template", "tool_chat_template")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     BOS_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     model: str
     vocab_size: int
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
     bos_token_id: int
     chat_template: str
-    def __init__(self, model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., bos_token_id: _Optional[int] = ..., chat_template: _Optional[str] = ...) -> None: ...
+    tool_chat_template: str
+    def __init__(self, model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., bos_token_id: _Optional[int] = ..., chat_template: _Optional[str] = ..., tool_chat_template: _Optional[str] = ...) -> None: ...

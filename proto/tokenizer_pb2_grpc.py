@@ -44,6 +44,11 @@ class TokenizerStub(object):
                 request_serializer=proto_dot_tokenizer__pb2.DecodeTextRequest.SerializeToString,
                 response_deserializer=proto_dot_tokenizer__pb2.DecodeTextResponse.FromString,
                 _registered_method=True)
+        self.TokenTexts = channel.unary_unary(
+                '/shoal.v1.Tokenizer/TokenTexts',
+                request_serializer=proto_dot_tokenizer__pb2.TokenTextsRequest.SerializeToString,
+                response_deserializer=proto_dot_tokenizer__pb2.TokenTextsResponse.FromString,
+                _registered_method=True)
         self.Detokenize = channel.stream_stream(
                 '/shoal.v1.Tokenizer/Detokenize',
                 request_serializer=proto_dot_tokenizer__pb2.DetokenizeBatch.SerializeToString,
@@ -67,6 +72,13 @@ class TokenizerServicer(object):
 
     def Decode(self, request, context):
         """Whole texts, for /detokenize.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TokenTexts(self, request, context):
+        """Of single tokens, for logprobs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -97,6 +109,11 @@ def add_TokenizerServicer_to_server(servicer, server):
                     servicer.Decode,
                     request_deserializer=proto_dot_tokenizer__pb2.DecodeTextRequest.FromString,
                     response_serializer=proto_dot_tokenizer__pb2.DecodeTextResponse.SerializeToString,
+            ),
+            'TokenTexts': grpc.unary_unary_rpc_method_handler(
+                    servicer.TokenTexts,
+                    request_deserializer=proto_dot_tokenizer__pb2.TokenTextsRequest.FromString,
+                    response_serializer=proto_dot_tokenizer__pb2.TokenTextsResponse.SerializeToString,
             ),
             'Detokenize': grpc.stream_stream_rpc_method_handler(
                     servicer.Detokenize,
@@ -163,6 +180,33 @@ class Tokenizer(object):
             '/shoal.v1.Tokenizer/Decode',
             proto_dot_tokenizer__pb2.DecodeTextRequest.SerializeToString,
             proto_dot_tokenizer__pb2.DecodeTextResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TokenTexts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Tokenizer/TokenTexts',
+            proto_dot_tokenizer__pb2.TokenTextsRequest.SerializeToString,
+            proto_dot_tokenizer__pb2.TokenTextsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -36,8 +36,12 @@ class TokenizerConfig(ServiceConfig):
 
     models: Annotated[dict[str, Path], BeforeValidator(_model_folders)] = Field(
         description="served models, name=folder separated by commas; a folder holds tokenizer.json", min_length=1)
-    encode_threads: int = Field(2, ge=1, le=256, description="threads that encode, render templates and decode")
+    encode_threads: int = Field(
+        2, ge=1, le=256, description="threads that encode, render and decode; half as many more do so for long texts")
     max_queued: int = Field(256, ge=1, le=1 << 16, description="calls that may run or wait; one more is refused")
     max_text_bytes: int = Field(8 << 20, ge=1, le=1 << 25, description="longest text or rendered conversation")
-    render_timeout_s: float = Field(5.0, gt=0, le=600, description="limit of rendering one conversation")
+    call_timeout_s: float = Field(30.0, gt=0, le=600, description="limit of a call, time in the queue included")
+    render_timeout_s: float = Field(3.0, gt=0, le=600, description="limit of rendering one conversation")
     max_text_streams: int = Field(8192, ge=1, le=1 << 20, description="choices being detokenized; one more is refused")
+    segment_cache_bytes: int = Field(
+        64 << 20, ge=0, le=1 << 40, description="memory for token ids of chat segments and generated turns, per model")

@@ -2,13 +2,15 @@
 
 A `Session` is one gateway stream; it holds one `OutputText` per stream id. States of a stream id: absent → open (first
 item, with `opening`) → absent (flush, close, a stop string, an error, or the end of the session). Every item is
-answered in order, but one that only closes. All sessions share one bound on open stream ids.
+answered in order, but one that only closes. All sessions share one bound on open stream ids. A stream that was opened
+with a turn and finishes leaves its ids in the model's segment cache (tokenizer_svc/segment_cache.py has the rule).
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prometheus_client import Counter
 
@@ -17,7 +19,9 @@ from common.metrics import gauge
 from common.text.output_text import OutputText
 from common.tokenized import TextDelta
 from tokenizer_svc.encoder import DECODED, REFUSED
+from tokenizer_svc.segment_cache import SegmentCache
 from tokenizer_svc.served_models import ServedModels
+from tokenizer_svc.turn import Turn
 
 STREAMS = gauge("shoal_tokenizer_text_streams", "choices being detokenized")
 
@@ -30,6 +34,7 @@ class Opening:
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True
+    turn: bytes = b""  # of the prompt that is answered; empty: the ids are not remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,29 @@ class Item:
 
 
 Answer = tuple[int, TextDelta | ShoalError]  # (stream_id, ...)
+
+
+@dataclass(slots=True)
+class _Stream:
+    text: OutputText
+    decoded: Counter  # the model's
+    segments: SegmentCache
+    turn: Turn | None
+    drawn: array[int] = field(default_factory=lambda: array("I"))  # only with a turn
+    num_chars: int = 0  # given out
+
+    def push(self, token_ids: Sequence[int], *, flush: bool) -> TextDelta:
+        delta = self.text.push(token_ids)
+        self.decoded.inc(len(token_ids))
+        if flush and not delta.finished:
+            tail = self.text.finish()
+            delta = TextDelta(delta.text + tail.text, tail.num_tokens, tail.matched_stop, finished=True)
+        self.num_chars += len(delta.text)
+        if self.turn is not None:
+            self.drawn.extend(token_ids)
+            if delta.finished:
+                self.segments.remember(self.turn, self.drawn[: delta.num_tokens], self.num_chars)
+        return delta
 
 
 class Detokenizer:
@@ -66,7 +94,7 @@ class Session:
 
     def __init__(self, owner: Detokenizer) -> None:
         self._owner = owner
-        self._texts: dict[int, tuple[OutputText, Counter]] = {}  # the model's counter beside its text
+        self._texts: dict[int, _Stream] = {}
 
     def step(self, items: Sequence[Item]) -> list[Answer]:
         """Answers in the order of the items; a fault of one item is its own answer."""
@@ -92,12 +120,7 @@ class Session:
             self._open(item.stream_id, item.opening)
         if item.stream_id not in self._texts:
             raise NotFound(f"stream_id: {item.stream_id} is not open", param="stream_id")
-        text, decoded = self._texts[item.stream_id]
-        delta = text.push(item.token_ids)
-        decoded.inc(len(item.token_ids))
-        if item.flush and not delta.finished:
-            tail = text.finish()
-            delta = TextDelta(delta.text + tail.text, tail.num_tokens, tail.matched_stop, finished=True)
+        delta = self._texts[item.stream_id].push(item.token_ids, flush=item.flush)
         if delta.finished:
             self._forget(item.stream_id)
         return delta
@@ -111,7 +134,8 @@ class Session:
         model = self._owner.models.get(opening.model)
         text = OutputText(model.tokenizer, stop=opening.stop, include_stop=opening.include_stop,
                           skip_special_tokens=opening.skip_special_tokens)
-        self._texts[stream_id] = (text, DECODED.labels(model.name))
+        turn = Turn.from_wire(opening.turn) if opening.turn else None
+        self._texts[stream_id] = _Stream(text, DECODED.labels(model.name), model.segments, turn)
         self._owner.count(1)
 
     def _forget(self, stream_id: int) -> None:

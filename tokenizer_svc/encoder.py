@@ -1,7 +1,9 @@
-"""CPU work off the event loop, in a bounded pool.
+"""CPU work off the event loop, in threads: the `tokenizers` library lets them run side by side.
 
 A call's life: refused (`Overloaded`, the queue is full), or queued → running → answered. A caller that goes away, or
-whose time limit passes, is answered at once; its place in the queue is free again when the thread has ended.
+whose time limit passes, is answered at once; its place in the queue is free again when the thread has ended. Long texts
+have threads of their own, so that short ones never wait for them. Prompts that come with a hash spec, which names the
+tenant's salt, go through the model's segment cache.
 """
 
 from __future__ import annotations
@@ -11,16 +13,21 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from common.block_hash import HashScheme
-from common.errors import InvalidRequest, Overloaded
+from common.errors import DeadlineExceeded, InvalidRequest, Overloaded
 from common.metrics import counter, gauge, histogram, preset
 from common.text.model_tokenizer import num_utf8_bytes
-from common.tokenized import ChatPrompt, HashSpec, Tokenized
+from common.tokenized import ChatPrompt, HashSpec, Tokenized, TokenText
+from tokenizer_svc.segment_cache import EncodedText
 from tokenizer_svc.served_models import ServedModel
 
 Result = TypeVar("Result")
+
+CALL_TIMEOUT_S: Final = 30.0
+LONG_TEXT_CHARS: Final = 1 << 16
+LONG_TEXT_TOKENS: Final = 1 << 14
 
 ENCODED = counter("shoal_tokenizer_encoded_tokens_total", "tokens made from text", ["model"])
 DECODED = counter("shoal_tokenizer_decoded_tokens_total", "tokens turned into text", ["model"])
@@ -33,14 +40,20 @@ LATENCY = histogram(
 
 
 class Encoder:
-    """Encodes, renders, decodes and hashes. `key` is the deployment's hash key."""
+    """Encodes, renders, decodes and hashes. `key` is the deployment's hash key.
+
+    Every call raises `Overloaded` when the queue is full and `DeadlineExceeded` after `call_timeout_s`.
+    """
 
     def __init__(
-        self, key: bytes, *, threads: int, max_queued: int, max_text_bytes: int, render_timeout_s: float
+        self, key: bytes, *, threads: int, max_queued: int, max_text_bytes: int, render_timeout_s: float,
+        call_timeout_s: float = CALL_TIMEOUT_S,
     ) -> None:
         self._key, self._max_queued = key, max_queued
         self._max_text_bytes, self._render_timeout_s = max_text_bytes, render_timeout_s
+        self._call_timeout_s = call_timeout_s
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="encode")
+        self._long_pool = ThreadPoolExecutor(max(1, threads // 2), thread_name_prefix="encode-long")
         self._num_queued = 0
 
     @property
@@ -55,13 +68,13 @@ class Encoder:
         def work() -> Tokenized:
             return self._encode(model, text, add_special_tokens, hash_spec, token_strings)
 
-        return await self._call("text", work)
+        return await self._call("text", work, is_long=len(text) > LONG_TEXT_CHARS)
 
     async def encode_chat(
         self, model: ServedModel, prompt: ChatPrompt, *, hash_spec: HashSpec | None = None, token_strings: bool = False
     ) -> Tokenized:
         """The template writes the special tokens itself. A render beyond its time limit is an `InvalidRequest`."""
-        text = await self._call("render", lambda: model.template.render(prompt), self._render_timeout_s)
+        text = await self._call("render", lambda: model.template.render(prompt), timeout_s=self._render_timeout_s)
         return await self.encode_text(
             model, text, add_special_tokens=False, hash_spec=hash_spec, token_strings=token_strings)
 
@@ -73,7 +86,7 @@ class Encoder:
             model.tokenizer.check(token_ids)
             return self._finish(model, token_ids, hash_spec, token_strings)
 
-        return await self._call("tokens", work)
+        return await self._call("tokens", work, is_long=len(token_ids) > LONG_TEXT_TOKENS)
 
     async def decode(self, model: ServedModel, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         def work() -> str:
@@ -81,32 +94,47 @@ class Encoder:
             DECODED.labels(model.name).inc(len(token_ids))
             return model.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
-        return await self._call("decode", work)
+        return await self._call("decode", work, is_long=len(token_ids) > LONG_TEXT_TOKENS)
+
+    async def token_texts(self, model: ServedModel, token_ids: Sequence[int]) -> list[TokenText]:
+        def work() -> list[TokenText]:
+            tokenizer = model.tokenizer
+            tokenizer.check(token_ids)
+            return [TokenText(tokenizer.bytes_of(i), i in tokenizer.special_ids) for i in token_ids]
+
+        return await self._call("token_texts", work)
 
     async def drain(self) -> None:
         while self._num_queued:
             await asyncio.sleep(0.02)
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._long_pool):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def _encode(
         self, model: ServedModel, text: str, add_special_tokens: bool, hash_spec: HashSpec | None, token_strings: bool
     ) -> Tokenized:
         if len(text) > self._max_text_bytes or num_utf8_bytes(text) > self._max_text_bytes:
             raise InvalidRequest(f"prompt: text is longer than {self._max_text_bytes} bytes", param="prompt")
-        token_ids = model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        ENCODED.labels(model.name).inc(len(token_ids))
-        return self._finish(model, token_ids, hash_spec, token_strings)
+        if hash_spec is None or (add_special_tokens and model.tokenizer.adds_special_tokens):
+            encoded = EncodedText(tuple(model.tokenizer.encode(text, add_special_tokens=add_special_tokens)))
+        else:
+            encoded = model.segments.encode(text, hash_spec.cache_salt)
+        ENCODED.labels(model.name).inc(len(encoded.token_ids))
+        return self._finish(model, encoded.token_ids, hash_spec, token_strings, encoded.turn)
 
     def _finish(
-        self, model: ServedModel, token_ids: Sequence[int], hash_spec: HashSpec | None, token_strings: bool
+        self, model: ServedModel, token_ids: Sequence[int], hash_spec: HashSpec | None, token_strings: bool,
+        turn: bytes = b"",
     ) -> Tokenized:
         hashes = block_hashes(self._key, hash_spec, token_ids) if hash_spec is not None else ()
         strings = tuple(model.tokenizer.token_string(i) for i in token_ids) if token_strings else ()
-        return Tokenized(tuple(token_ids), hashes, strings)
+        return Tokenized(tuple(token_ids), hashes, strings, turn)
 
-    async def _call(self, call: str, work: Callable[[], Result], timeout_s: float | None = None) -> Result:
+    async def _call(
+        self, call: str, work: Callable[[], Result], *, timeout_s: float | None = None, is_long: bool = False
+    ) -> Result:
         """`timeout_s` begins when a thread takes the call up."""
         if self._num_queued >= self._max_queued:
             REFUSED.labels("queue").inc()
@@ -120,10 +148,13 @@ class Encoder:
             return work()
 
         self._count(1)
-        running = self._pool.submit(begin_work)
+        running = (self._long_pool if is_long else self._pool).submit(begin_work)
         running.add_done_callback(lambda _: _tell(loop, self._count, -1))
         try:
-            return await _answer(running, begun, timeout_s)
+            async with asyncio.timeout(self._call_timeout_s):
+                return await _answer(running, begun, timeout_s)
+        except TimeoutError:
+            raise DeadlineExceeded(f"tokenizer: the call did not end within {self._call_timeout_s:g} s") from None
         finally:
             LATENCY.labels(call).observe(time.monotonic() - queued_at)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from common.errors import ModelLoadError, ModelNotFound
 from common.text.chat_template import ChatTemplate
 from common.text.model_tokenizer import ModelTokenizer
+from tokenizer_svc.segment_cache import DEFAULT_BYTES, SegmentCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,7 @@ class ServedModel:
     name: str
     tokenizer: ModelTokenizer
     template: ChatTemplate
+    segments: SegmentCache
 
 
 class ServedModels:
@@ -27,7 +29,10 @@ class ServedModels:
         self._models = dict(models)
 
     @staticmethod
-    def load(folders: Mapping[str, Path], *, max_text_bytes: int, render_timeout_s: float) -> ServedModels:
+    def load(
+        folders: Mapping[str, Path], *, max_text_bytes: int, render_timeout_s: float,
+        segment_cache_bytes: int = DEFAULT_BYTES,
+    ) -> ServedModels:
         """Raises `ModelLoadError` naming the model and the file at fault."""
         models: dict[str, ServedModel] = {}
         for name, folder in folders.items():
@@ -37,7 +42,9 @@ class ServedModels:
                     folder, tokenizer.special_tokens, max_chars=max_text_bytes, timeout_s=render_timeout_s)
             except ModelLoadError as error:
                 raise ModelLoadError(f"model {name}: {error.message}", param="models") from None
-            models[name] = ServedModel(name, tokenizer, template)
+            segments = SegmentCache(
+                name, tokenizer, tokenizer.segmenter(_written_by(template, tokenizer)), segment_cache_bytes)
+            models[name] = ServedModel(name, tokenizer, template, segments)
         return ServedModels(models)
 
     @property
@@ -50,3 +57,9 @@ class ServedModels:
         if model is None:
             raise ModelNotFound(f"model {name!r} is not served by this tokenizer", param="model")
         return model
+
+
+def _written_by(template: ChatTemplate, tokenizer: ModelTokenizer) -> frozenset[str]:
+    """The special tokens that the template names, and those that it gets as variables."""
+    strings = map(tokenizer.token_string, tokenizer.special_ids)
+    return frozenset({s for s in strings if s in template.source} | set(tokenizer.special_tokens.values()))

@@ -41,10 +41,11 @@ class TokenizerService:
         config = self._config
         models = await asyncio.to_thread(
             ServedModels.load, config.models, max_text_bytes=config.max_text_bytes,
-            render_timeout_s=config.render_timeout_s)
+            render_timeout_s=config.render_timeout_s, segment_cache_bytes=config.segment_cache_bytes)
         self._encoder = Encoder(
             await self._deps.registry.deployment_key(), threads=config.encode_threads, max_queued=config.max_queued,
-            max_text_bytes=config.max_text_bytes, render_timeout_s=config.render_timeout_s)
+            max_text_bytes=config.max_text_bytes, render_timeout_s=config.render_timeout_s,
+            call_timeout_s=config.call_timeout_s)
         self._detokenizer = Detokenizer(models, config.max_text_streams)
         servicer = TokenizerServicer(models, self._encoder, self._detokenizer)
         tokenizer_pb2_grpc.add_TokenizerServicer_to_server(servicer, self._host.server)
@@ -75,7 +76,8 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
     ) -> tokenizer_pb2.TokenizeResponse:
         made = await self._tokenize(request)
         return tokenizer_pb2.TokenizeResponse(
-            token_ids=made.token_ids, block_hashes=b"".join(made.block_hashes), token_strings=made.token_strings)
+            token_ids=made.token_ids, block_hashes=b"".join(made.block_hashes), token_strings=made.token_strings,
+            turn=made.turn)
 
     async def Decode(  # noqa: N802
         self, request: tokenizer_pb2.DecodeTextRequest, context: Context
@@ -83,6 +85,13 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
         text = await self._encoder.decode(
             self._models.get(request.model), request.token_ids, skip_special_tokens=request.skip_special_tokens)
         return tokenizer_pb2.DecodeTextResponse(text=text)
+
+    async def TokenTexts(  # noqa: N802
+        self, request: tokenizer_pb2.TokenTextsRequest, context: Context
+    ) -> tokenizer_pb2.TokenTextsResponse:
+        texts = await self._encoder.token_texts(self._models.get(request.model), request.token_ids)
+        return tokenizer_pb2.TokenTextsResponse(
+            texts=[text.raw for text in texts], is_special=[text.is_special for text in texts])
 
     async def Detokenize(  # noqa: N802
         self, request_iterator: AsyncIterator[tokenizer_pb2.DetokenizeBatch], context: Context
@@ -105,7 +114,8 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
         model = self._models.get(request.model)
         return tokenizer_pb2.DescribeModelResponse(
             model=model.name, vocab_size=model.tokenizer.vocab_size, eos_token_ids=model.tokenizer.eos_token_ids,
-            bos_token_id=model.tokenizer.bos_token_id, chat_template=model.template.source)
+            bos_token_id=model.tokenizer.bos_token_id, chat_template=model.template.source,
+            tool_chat_template=model.template.tool_source)
 
     async def _tokenize(self, request: tokenizer_pb2.TokenizeRequest) -> Tokenized:
         model = self._models.get(request.model)
@@ -164,7 +174,7 @@ def _item_from(item: tokenizer_pb2.DetokenizeItem) -> Item:
     opening = None
     if item.HasField("open"):
         opening = Opening(item.open.model, tuple(item.open.stop), item.open.include_stop_in_output,
-                          item.open.skip_special_tokens)
+                          item.open.skip_special_tokens, item.open.turn)
     return Item(item.stream_id, item.token_ids, opening, item.flush, item.close)
 
 

@@ -21,7 +21,7 @@ from common.clients.text_stream import ReplicaTextStream
 from common.clients.tokenizer_replicas import Replica, TokenizerReplicas
 from common.directory import Directory
 from common.errors import DeadlineExceeded, InvalidRequest, Overloaded, Unavailable
-from common.tokenized import ChatPrompt, HashSpec, ModelText, TextStream, Tokenized
+from common.tokenized import ChatPrompt, HashSpec, ModelText, TextStream, Tokenized, TokenText
 from proto import common_pb2, tokenizer_pb2
 
 Answer = TypeVar("Answer")
@@ -85,19 +85,27 @@ class TokenizerClient:
         answer = await self._call(model, lambda replica, timeout: replica.stub.Decode(request, timeout=timeout))
         return str(answer.text)
 
+    async def token_texts(self, model: str, token_ids: Sequence[int]) -> list[TokenText]:
+        request = tokenizer_pb2.TokenTextsRequest(model=model, token_ids=_u32(token_ids))
+        answer = await self._call(model, lambda replica, timeout: replica.stub.TokenTexts(request, timeout=timeout))
+        return [TokenText(raw, special) for raw, special in zip(answer.texts, answer.is_special, strict=True)]
+
     async def describe(self, model: str) -> ModelText:
         request = tokenizer_pb2.DescribeModelRequest(model=model)
         answer = await self._call(model, lambda replica, timeout: replica.stub.DescribeModel(request, timeout=timeout))
         return ModelText(answer.model, answer.vocab_size, tuple(answer.eos_token_ids),
-                         answer.bos_token_id if answer.HasField("bos_token_id") else None, answer.chat_template)
+                         answer.bos_token_id if answer.HasField("bos_token_id") else None, answer.chat_template,
+                         answer.tool_chat_template)
 
     def open_text(
-        self, model: str, *, stop: Sequence[str] = (), include_stop: bool = False, skip_special_tokens: bool = True
+        self, model: str, *, stop: Sequence[str] = (), include_stop: bool = False, skip_special_tokens: bool = True,
+        turn: bytes = b"",
     ) -> TextStream:
         """Nothing is sent before the first push."""
         try:
             opening = tokenizer_pb2.DetokenizeOpen(
-                model=model, stop=stop, include_stop_in_output=include_stop, skip_special_tokens=skip_special_tokens)
+                model=model, stop=stop, include_stop_in_output=include_stop, skip_special_tokens=skip_special_tokens,
+                turn=turn)
         except ValueError:
             raise InvalidRequest("stop: holds a lone surrogate, which is not valid Unicode", param="stop") from None
         return ReplicaTextStream(self._replicas, opening, self._text_timeout_s, self._attempt_timeout_s)
@@ -108,7 +116,8 @@ class TokenizerClient:
         hashes = answer.block_hashes
         return Tokenized(
             tuple(answer.token_ids),
-            tuple(hashes[i : i + HASH_BYTES] for i in range(0, len(hashes), HASH_BYTES)), tuple(answer.token_strings))
+            tuple(hashes[i : i + HASH_BYTES] for i in range(0, len(hashes), HASH_BYTES)), tuple(answer.token_strings),
+            answer.turn)
 
     async def _call(self, model: str, call: Callable[[Replica, float], Awaitable[Any]]) -> Any:
         """One answer from some replica. Errors that a repeat cannot help are raised at once."""

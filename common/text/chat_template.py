@@ -22,7 +22,7 @@ from common.text.template_environment import BoundExceeded, ChatEnvironment, Ref
 from common.tokenized import ChatPrompt
 
 MAX_RENDERED_CHARS: Final = 8 << 20
-RENDER_TIMEOUT_S: Final = 5.0
+RENDER_TIMEOUT_S: Final = 3.0  # below a caller's ATTEMPT_TIMEOUT_S: it is told, and does not ask elsewhere
 _RESERVED: Final = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message",
                               "chat_template", "conversation", "tokenize"})
 _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
@@ -31,14 +31,14 @@ _CANNOT_RENDER: Final = "messages: the model's chat template cannot render this 
 
 
 class ChatTemplate:
-    """Immutable; safe from threads. `source` is empty for a model without a template."""
+    """Immutable; safe from threads. `source` is empty without a template, `tool_source` without one for tools."""
 
     def __init__(
         self, source: str, special_tokens: Mapping[str, str], *, tool_source: str = "",
         max_chars: int = MAX_RENDERED_CHARS, timeout_s: float = RENDER_TIMEOUT_S,
     ) -> None:
         """`tool_source` replaces `source` when there are tools. Raises `ModelLoadError` for a syntax error."""
-        self.source = source
+        self.source, self.tool_source = source, tool_source
         self._special_tokens = dict(special_tokens)
         self._max_chars, self._timeout_s = max_chars, timeout_s
         self._environment = ChatEnvironment()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from common.errors import InvalidRequest, ModelLoadError
 from common.text.byte_table import byte_table
+from common.text.segments import Segmenter, find_segmenter, is_piecewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,8 @@ class ModelTokenizer:
     special_ids: frozenset[int]  # left out of text with skip_special_tokens
     token_bytes: tuple[bytes, ...] | None  # id -> its bytes, when decoding is byte-level; else None
     byte_tokens: frozenset[int]  # ids that stand for one raw byte (byte fallback); empty when there are none
+    adds_special_tokens: bool  # whether encoding with `add_special_tokens` adds any
+    is_piecewise: bool  # whether text between two added tokens is encoded by itself
     _tokenizer: Tokenizer
 
     @staticmethod
@@ -48,16 +51,29 @@ class ModelTokenizer:
             special_ids=frozenset(i for i, token in added.items() if token.special),
             token_bytes=byte_table(tokenizer, raw.get("decoder")),
             byte_tokens=_byte_tokens(tokenizer),
+            adds_special_tokens=tokenizer.num_special_tokens_to_add(False) > 0,
+            is_piecewise=is_piecewise(raw),
             _tokenizer=tokenizer,
         )
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of the whole text, never cut. Raises `InvalidRequest` for text that is not valid Unicode."""
-        num_utf8_bytes(text)
+        return self.encode_each([text], add_special_tokens=add_special_tokens)[0]
+
+    def encode_each(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        """As `encode`, of several texts, each by itself."""
+        for text in texts:
+            num_utf8_bytes(text)
         # The batch call, unlike `encode`, releases the GIL.
-        ids = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
-        self.check(ids)
+        encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        ids = [one.ids for one in encoded]
+        for of_one in ids:
+            self.check(of_one)
         return ids
+
+    def segmenter(self, wanted: Collection[str]) -> Segmenter:
+        """Cuts before those of the wanted special tokens where that is proved to leave all ids as they are."""
+        return find_segmenter(self._tokenizer, wanted if self.is_piecewise else ())
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Text of the whole sequence; bytes that are not valid UTF-8 become U+FFFD. Ids without a token add none."""
@@ -66,6 +82,18 @@ class ModelTokenizer:
     def token_string(self, token_id: int) -> str:
         """The token as the vocabulary writes it; empty when there is none."""
         return self._tokenizer.id_to_token(token_id) or ""
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """The token's own bytes, which may be part of a character; none where there is no token."""
+        if self.token_bytes is not None:
+            return self.token_bytes[token_id] if token_id < len(self.token_bytes) else b""
+        written = self.token_string(token_id)
+        if token_id in self.byte_tokens:
+            return bytes((int(written[3:5], 16),))
+        if not written:
+            return b""
+        first = self.decode((token_id,), skip_special_tokens=False)  # decoders trim what a text begins with
+        return self.decode((token_id, token_id), skip_special_tokens=False)[len(first) :].encode()
 
     def check(self, token_ids: Sequence[int]) -> None:
         """Raise `InvalidRequest` for an id outside `0 .. vocab_size - 1`."""

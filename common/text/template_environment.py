@@ -38,8 +38,21 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         self._check_time()
         return super().call(__context, __obj, *args, **kwargs)
 
+    def check_time(self) -> bool:
+        """Called in each round of each loop: the sandbox bounds a range, but not loops in loops."""
+        return True  # `call` has looked at the clock
+
+    def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
+        for loop in list(source.find_all(nodes.For)):
+            check = nodes.Call(nodes.EnvironmentAttribute("check_time"), [], [], None, None)
+            loop.body.insert(0, nodes.ExprStmt(check).set_lineno(loop.lineno))
+            if loop.test is not None:
+                loop.test = nodes.And(check, loop.test).set_lineno(loop.lineno)
+        source.set_environment(self)
+        return super()._generate(source, *args, **kwargs)
+
     def render(self, template: Template, variables: dict[str, Any], max_chars: int, timeout_s: float) -> str:
-        """The rendered text. Raises `BoundExceeded`; time is checked at each output and each call in the template."""
+        """The rendered text. Raises `BoundExceeded`; time is checked at each output, call and round of a loop."""
         self._clock.limit_s, self._clock.deadline = timeout_s, time.monotonic() + timeout_s
         pieces, num_chars = [], 0
         for piece in template.generate(variables):

@@ -72,6 +72,16 @@ async def test_text_goes_to_tokens_with_hashes_and_comes_back(fleet: Fleet) -> N
     assert (await fleet.client.tokenize_text("m", "")).token_ids == ()
 
 
+async def test_single_tokens_have_their_bytes_and_are_special_or_not(fleet: Fleet) -> None:
+    await fleet.start_replica()
+    ids = (await fleet.client.tokenize_text("m", "é🙂", add_special_tokens=False)).token_ids
+    texts = await fleet.client.token_texts("m", [*ids, 1])
+    assert b"".join(text.raw for text in texts[:-1]) == "é🙂".encode()
+    assert [text.is_special for text in texts] == [False] * len(ids) + [True]
+    assert texts[-1].raw == b"</s>"
+    assert await fleet.client.token_texts("m", []) == []
+
+
 async def test_a_chat_and_the_description_come_from_the_models_own_template(fleet: Fleet) -> None:
     await fleet.start_replica()
     made = await fleet.client.tokenize_chat("m", ChatPrompt([{"role": "user", "content": "the fox"}]))
@@ -91,6 +101,7 @@ async def test_a_chat_and_the_description_come_from_the_models_own_template(flee
     (lambda c: c.check_tokens("m", [1, 10**9]), InvalidRequest, "outside the vocabulary"),
     (lambda c: c.check_tokens("m", [-1]), InvalidRequest, "outside the vocabulary"),
     (lambda c: c.decode("m", [2**40]), InvalidRequest, "outside the vocabulary"),
+    (lambda c: c.token_texts("m", [10**9]), InvalidRequest, "outside the vocabulary"),
     (lambda c: c.tokenize_text("other", "x"), ModelNotFound, "'other'"),
     (lambda c: c.open_text("other").push([5]), ModelNotFound, "'other'"),
     (lambda c: c.open_text("m", stop=[""]).push([5]), InvalidRequest, "stop"),

@@ -11,7 +11,7 @@ from tokenizer_svc.served_models import ServedModels
 OPEN = Opening("m")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def models(tmp_path_factory: pytest.TempPathFactory) -> ServedModels:
     folder = folders.write_folder(tmp_path_factory.mktemp("model"))
     return ServedModels.load({"m": folder}, max_text_bytes=1000, render_timeout_s=1.0)
@@ -93,3 +93,37 @@ def test_one_stream_more_than_the_bound_is_refused_until_one_ends(detokenizer: D
     assert isinstance(answers[3][1], Overloaded)
     session.step([Item(0, close=True)])
     assert delta(session, Item(5, (), OPEN)).text == ""
+
+
+@pytest.fixture
+def turn(models: ServedModels) -> bytes:
+    made = models.get("m").segments.encode("</s><|user|>hi</s>", "").turn
+    assert made
+    return made
+
+
+@pytest.mark.parametrize(("said", "stop", "closes", "kept"), [
+    (["q", "u", "i"], (), False, "qui"),
+    (["q", "u", "i", " the"], (" the",), False, "qui"),
+    (["q", "u", "i"], (), True, None),
+], ids=["flushed", "stopped", "closed"])
+def test_a_finished_stream_leaves_its_ids_for_the_prompts_that_follow(
+    models: ServedModels, detokenizer: Detokenizer, turn: bytes, said: list[str], stop: tuple[str, ...], closes: bool,
+    kept: str | None
+) -> None:
+    session, drawn = detokenizer.open_session(), [i for piece in said for i in ids(models, piece)]
+    session.step([Item(1, drawn[:2], Opening("m", stop=stop, turn=turn)), Item(1, drawn[2:], flush=not closes),
+                  Item(1, close=True)])
+    text = "</s><|user|>hi</s>qui</s>"
+    plain = tuple(ids(models, text))
+    exact = [i for piece in ("</s><|user|>hi</s>", *(kept or ""), "</s>") for i in ids(models, piece)]
+    again = models.get("m").segments.encode(text, "").token_ids
+    assert again == (plain if kept is None else tuple(exact))
+    assert kept is None or again != plain
+
+
+def test_a_turn_that_no_tokenizer_made_is_refused_and_opens_nothing(detokenizer: Detokenizer) -> None:
+    [(_, answer)] = detokenizer.open_session().step([Item(1, (5,), Opening("m", turn=b"x"))])
+    assert isinstance(answer, InvalidRequest)
+    assert answer.param == "turn"
+    assert detokenizer.num_streams == 0

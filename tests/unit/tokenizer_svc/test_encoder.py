@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from common.block_hash import HashScheme
-from common.errors import InvalidRequest, ModelLoadError, ModelNotFound, Overloaded
+from common.errors import DeadlineExceeded, InvalidRequest, ModelLoadError, ModelNotFound, Overloaded
 from common.tokenized import ChatPrompt, HashSpec
 from tests.unit.common.text import folders
-from tokenizer_svc.encoder import Encoder
+from tokenizer_svc.encoder import LONG_TEXT_CHARS, Encoder
 from tokenizer_svc.served_models import ServedModel, ServedModels
 
 KEY = b"k" * 32
@@ -133,6 +133,52 @@ async def test_time_in_the_queue_does_not_count_as_time_of_rendering(
     gate.set()
     assert (await rendering).token_ids
     await ahead
+
+
+async def test_a_prompt_with_a_hash_spec_is_encoded_by_segments_and_any_other_as_a_whole(
+    model: ServedModel, make: Callable[..., Encoder]
+) -> None:
+    encoder, spec, text = make(), HashSpec("m", "", "float32", 4), "</s>the fox</s>"
+    with_spec = await encoder.encode_text(model, text, add_special_tokens=True, hash_spec=spec)
+    without = await encoder.encode_text(model, text, add_special_tokens=True)
+    assert with_spec.token_ids == without.token_ids
+    assert with_spec.turn
+    assert not without.turn
+
+
+async def test_long_texts_never_stall_short_ones(
+    model: ServedModel, make: Callable[..., Encoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder, gate, encode = make(max_queued=20, max_text_bytes=1 << 20), threading.Event(), type(model.tokenizer).encode
+
+    def held(tokenizer: Any, text: str, **options: Any) -> list[int]:
+        assert len(text) <= LONG_TEXT_CHARS or gate.wait(10)
+        return encode(tokenizer, text, **options)
+
+    monkeypatch.setattr(type(model.tokenizer), "encode", held)
+    long = [asyncio.create_task(encoder.encode_text(model, "x" * (LONG_TEXT_CHARS + 1), add_special_tokens=False))
+            for _ in range(8)]
+    await asyncio.sleep(0)
+    assert (await encoder.encode_text(model, "the fox", add_special_tokens=False)).token_ids
+    assert not any(task.done() for task in long)
+    gate.set()
+    assert len({made.token_ids for made in await asyncio.gather(*long)}) == 1
+
+
+async def test_a_call_that_waits_beyond_its_deadline_is_answered_and_leaves_the_queue(
+    model: ServedModel, make: Callable[..., Encoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder, gate = make(call_timeout_s=0.2), threading.Event()
+    monkeypatch.setattr(type(model.tokenizer), "check", lambda *_: gate.wait(10))
+    calls = [asyncio.create_task(encoder.check_tokens(model, [5])) for _ in range(2)]
+    for call in calls:
+        with pytest.raises(DeadlineExceeded, match=r"0\.2 s"):
+            await call
+    async with asyncio.timeout(5):
+        while encoder.num_queued > 1:  # the one that a thread has taken up stays
+            await asyncio.sleep(0)
+    gate.set()
+    await encoder.drain()
 
 
 def test_an_unknown_model_and_a_broken_folder_are_named(tmp_path: Path) -> None:

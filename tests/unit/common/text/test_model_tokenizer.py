@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from common.errors import InvalidRequest, ModelLoadError
 from common.text.model_tokenizer import ModelTokenizer
@@ -57,6 +59,34 @@ def test_ids_in_the_models_padding_are_valid_and_have_no_text(tmp_path: Path) ->
     tokenizer.check([999])
     assert tokenizer.decode([999], skip_special_tokens=False) == ""
     assert tokenizer.token_string(999) == ""
+
+
+@pytest.fixture(scope="module", params=[
+    folders.byte_level, folders.byte_fallback, folders.metaspace, folders.word_piece, folders.no_decoder])
+def any_tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelTokenizer:
+    return ModelTokenizer.load(folders.write_folder(tmp_path_factory.mktemp("model"), request.param))
+
+
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_the_bytes_of_single_tokens_joined_are_the_text_of_the_whole(
+    any_tokenizer: ModelTokenizer, data: st.DataObject
+) -> None:
+    known = [i for i in range(any_tokenizer.vocab_size)
+             if any_tokenizer.token_string(i) and i not in any_tokenizer.byte_tokens]
+    ids = data.draw(st.lists(st.sampled_from(known), max_size=12))
+    text = any_tokenizer.decode(ids, skip_special_tokens=False)
+    joined = b"".join(map(any_tokenizer.bytes_of, ids)).decode("utf-8", "replace")
+    if "##ing" in map(any_tokenizer.token_string, known):  # this decoder joins, by rules that need the whole
+        joined, text = joined.replace(" ", "").replace("##", ""), text.replace(" ", "").replace("##", "")
+    assert joined.lstrip(" ") == text.lstrip(" "), "only what decoders trim where a text begins"
+
+
+def test_a_byte_token_is_its_byte_and_an_id_without_a_token_is_nothing(tmp_path: Path) -> None:
+    tokenizer = ModelTokenizer.load(folders.write_folder(tmp_path, folders.byte_fallback, vocab_size=1000))
+    assert [tokenizer.bytes_of(3 + byte) for byte in (0, 0xE2, 255)] == [b"\0", b"\xe2", b"\xff"]
+    assert tokenizer.bytes_of(999) == b""
+    assert ModelTokenizer.load(folders.write_folder(tmp_path / "b", vocab_size=1000)).bytes_of(999) == b""
 
 
 @pytest.mark.parametrize("token_id", [-1, 1000, 2**31])
