@@ -122,7 +122,7 @@ class DecodePort(Protocol):
         """As `workers`, waiting for the first one; empty after `timeout_s`."""
 
     def generate(self, worker_id: str, generation: Generation) -> AsyncIterator[TokenDelta]:
-        """Deltas until one has a finish reason. Closing the iterator early aborts the request on the worker.
+        """Deltas until each choice has one with a finish reason. Closing the iterator early aborts the request there.
 
         Raises `Unavailable` when the worker cannot be reached at all and `WorkerLost` when it is gone later.
         A refusal by the worker (`Overloaded`, `InvalidRequest`, …) is raised too.

@@ -27,6 +27,7 @@ class AttemptSpan:
         self.span: Span = trace.span("attempt", trace.CLIENT, {
             "shoal.attempt": number, "shoal.tokens_before": num_tokens_before}, links=links)
         self._sent_ns = 0
+        self._is_enough = False
 
     def carrier(self) -> Mapping[str, str]:
         return trace.carrier(self.span)
@@ -63,9 +64,15 @@ class AttemptSpan:
             trace.span_at("first_token", self._sent_ns, time.time_ns(), {}, parent=self.span.context)
             self._sent_ns = 0
 
+    def enough(self) -> None:
+        """All that the reader wants has come: from now on an early end is no fault."""
+        self._is_enough = True
+
     def _end(self, error: BaseException | None) -> None:
         """A reader that has the text it wanted closes the stream early: that is no fault."""
-        if error is not None and not (isinstance(error, GeneratorExit) and not _is_cancelled()):
+        closed = isinstance(error, GeneratorExit) and not _is_cancelled()
+        stopped = isinstance(error, GeneratorExit | asyncio.CancelledError) and self._is_enough
+        if error is not None and not closed and not stopped:
             self.span.fail(error)
         self.span.finish()
 

@@ -4,6 +4,9 @@ States of an attempt: placed (by the router, or by load when no router answers) 
 worker could not be reached, refused, or was lost. The next attempt goes to another worker and carries all tokens so
 far, so the stream goes on without gap or repeat. Before the first token a refusal of all workers, or `max_placements`
 of them, is the answer; after it, only the lack of any worker for `worker_wait_s`, or the deadline, ends the stream.
+
+Several choices run as one generation until a worker that has drawn tokens of it is lost. Then each choice that is
+open and wanted goes on as a generation of its own, with attempts of its own, all at once.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from common.generation import DecodePort, FinishReason, Generation, TokenDelta, 
 from common.placement import Placement, RouteQuery, RouterPort
 from gateway import metrics, placement
 from gateway.attempt_span import AttemptSpan
+from gateway.merging import merged
 
 log = logs.get(__name__)
 
@@ -40,26 +44,41 @@ class Attempts:
 
     def __init__(
         self, decode: DecodePort, router: RouterPort | None, limits: AttemptLimits, generation: Generation,
-        deadline: float,
+        deadline: float, *, affinity_key: str = "",
     ) -> None:
         self._decode, self._router, self._limits = decode, router, limits
-        self._generation, self._deadline = generation, deadline
-        self._tokens: list[int] = []
+        self._generation, self._deadline, self._affinity_key = generation, deadline, affinity_key
+        choices = range(generation.params.n) if generation.params.n > 1 else (generation.choice,)
+        self._tokens: dict[int, list[int]] = {choice: [] for choice in choices}
+        self._num_tokens = 0  # of all choices
+        self._begun = False  # tokens have come, of this choice or of one that it ran beside
+        self._open = set(choices)  # have no finish, and are wanted
         self._failed: dict[tuple[str, str], ShoalError] = {}  # (worker, its incarnation) → why
         self._num_cached_tokens: int | None = None  # of the first attempt: what the client is told
+        self._has_prompt_logprobs = False
         self._span: AttemptSpan | None = None  # of the attempt that runs or ran last
+        self._alone: dict[int, Attempts] = {}  # choices that go on each by itself
+        self._num_placements_before = 0  # of the choice among others
         self.num_placements = 0
         self.last_placement = Placement("")
 
+    def drop(self, choice: int) -> None:
+        """No more of this choice is wanted: its text has ended. Its deltas may still come for a while."""
+        self._open.discard(choice)
+        if choice in self._alone:
+            self._alone[choice].drop(choice)
+        elif not self._open and self._span is not None:
+            self._span.enough()
+
     async def deltas(self) -> AsyncGenerator[TokenDelta, None]:
-        """Up to and with the one that has a finish reason. Raises the `ShoalError` that ended the last attempt."""
+        """Until each choice has one with a finish reason or is dropped. Raises what ended the last attempt."""
         num_fruitless = 0
-        while True:
-            self._span = AttemptSpan(self.num_placements, len(self._tokens), after=self._span)
+        while not (self._begun and self._generation.params.n > 1):
+            self._span = AttemptSpan(self.num_placements, self._num_tokens, after=self._span)
             with self._span.placing():
                 self.last_placement = placed = await self._place(await self._next_workers())
             self.num_placements += 1
-            num_tokens_before = len(self._tokens)
+            num_tokens_before = self._num_tokens
             try:
                 async with (
                     self._span.running(placed),
@@ -69,17 +88,52 @@ class Attempts:
                         _raise_failure(delta)
                         self._span.token()
                         yield self._noted(delta)
-                        if delta.finish_reason is not None:
+                        if not self._open:
                             return
                 raise WorkerLost(f"worker {placed.decode_worker_id} ended the stream of tokens without a finish")
             except _REPLACEABLE as error:
                 self._note_failure(placed, error)
-                if len(self._tokens) > num_tokens_before:
+                if self._num_tokens > num_tokens_before:
                     num_fruitless = 0
-                elif not (self._tokens and isinstance(error, Overloaded)):  # a stream that has begun waits for room
+                elif not (self._begun and isinstance(error, Overloaded)):  # a begun stream waits for room
                     num_fruitless += 1
                 if num_fruitless >= self._limits.max_placements:
                     raise
+        self._alone = {choice: self._of_choice(choice) for choice in sorted(self._open)}
+        try:
+            streams = [self._while_wanted(choice) for choice in self._alone]
+            async with aclosing(merged(streams, len(streams))) as deltas:
+                async for delta in deltas:
+                    yield delta
+        finally:
+            for attempts in self._alone.values():
+                self.num_placements += attempts.num_placements - attempts._num_placements_before
+                self.last_placement = attempts.last_placement
+
+    async def _while_wanted(self, choice: int) -> AsyncGenerator[TokenDelta, None]:
+        try:
+            async with aclosing(self._alone[choice].deltas()) as deltas:
+                async for delta in deltas:
+                    yield delta
+        except ShoalError:
+            if choice in self._open:
+                raise
+
+    def _of_choice(self, choice: int) -> Attempts:
+        """Goes on with one of several choices; the prompt's logprobs come with the first unless they have come."""
+        generation, params = self._generation, self._generation.params
+        scored = choice == 0 and not self._has_prompt_logprobs
+        attempts = Attempts(self._decode, self._router, self._limits, replace(
+            generation, request_id=f"{generation.request_id}.{choice}", choice=choice,
+            params=replace(params, n=1, prompt_logprobs=params.prompt_logprobs if scored else None),
+        ), self._deadline, affinity_key=self._affinity_key)
+        attempts._tokens[choice] = self._tokens[choice]
+        attempts._num_tokens, attempts._begun = len(self._tokens[choice]), True
+        attempts._failed, attempts._span = dict(self._failed), self._span
+        attempts._num_cached_tokens = self._num_cached_tokens
+        attempts.num_placements = attempts._num_placements_before = self.num_placements
+        attempts.last_placement = self.last_placement
+        return attempts
 
     async def _next_workers(self) -> list[WorkerView]:
         """Workers on which this request has not failed; waits for one to come (back)."""
@@ -91,7 +145,7 @@ class Attempts:
             if workers:
                 return workers
             refused = {key: e for key, e in self._failed.items() if isinstance(e, Overloaded)}
-            if loop.time() >= end or (refused and not self._tokens):
+            if loop.time() >= end or (refused and not self._begun):
                 raise [*refused.values(), self._last_failure()][0]
             for key in refused:  # a stream that has begun asks a full worker again
                 del self._failed[key]
@@ -110,7 +164,7 @@ class Attempts:
             except Unavailable:
                 metrics.ROUTED_BY_LOAD.inc()
             except Overloaded:
-                if not self._tokens:
+                if not self._begun:
                     raise
         worker = placement.pick(workers)
         assert worker is not None, "there is at least one"
@@ -121,30 +175,38 @@ class Attempts:
         present = {worker.worker_id for worker in workers}  # a new life of a worker that failed is not excluded
         return RouteQuery(
             request_id=generation.request_id, model=generation.model, block_hashes=generation.block_hashes,
-            num_prompt_tokens=len(generation.prompt_token_ids) + len(self._tokens),
-            max_tokens=generation.params.max_tokens - len(self._tokens), cache_salt=generation.cache_salt,
-            timeout_s=self._timeout_s(), attempt=self.num_placements,
+            num_prompt_tokens=len(generation.prompt_token_ids) + self._num_tokens,
+            max_tokens=generation.params.max_tokens - self._num_tokens, cache_salt=generation.cache_salt,
+            affinity_key=self._affinity_key, timeout_s=self._timeout_s(), attempt=self.num_placements,
             exclude=tuple(worker_id for worker_id, _ in self._failed if worker_id not in present))
 
     def _sent(self, placed: Placement) -> Generation:
+        drawn = self._tokens[self._generation.choice]  # nothing yet where several choices run
         return replace(
-            self._generation, placement=placed, output_token_ids=tuple(self._tokens), attempt=self.num_placements - 1,
+            self._generation, placement=placed, output_token_ids=tuple(drawn), attempt=self.num_placements - 1,
             timeout_s=self._timeout_s(), trace_context=self._span.carrier() if self._span else {})
 
     def _timeout_s(self) -> float:
         return max(0.001, self._deadline - asyncio.get_running_loop().time())
 
     def _noted(self, delta: TokenDelta) -> TokenDelta:
-        self._tokens += delta.token_ids
+        self._tokens[delta.choice] += delta.token_ids
+        self._num_tokens += len(delta.token_ids)
+        self._begun = self._begun or self._num_tokens > 0
+        self._has_prompt_logprobs = self._has_prompt_logprobs or bool(delta.prompt_logprobs)
+        if delta.finish_reason is not None:
+            self._open.discard(delta.choice)
         if self._num_cached_tokens is None:
             self._num_cached_tokens = delta.num_cached_tokens
+        if delta.num_cached_tokens == self._num_cached_tokens:
+            return delta
         return replace(delta, num_cached_tokens=self._num_cached_tokens)
 
     def _note_failure(self, placed: Placement, error: ShoalError) -> None:
         self._failed[placed.decode_worker_id, placed.decode_incarnation] = error
-        (metrics.MIGRATED if self._tokens else metrics.REPLACED).inc()
+        (metrics.MIGRATED if self._begun else metrics.REPLACED).inc()
         log.warning("attempt_failed", id=self._generation.request_id, worker_id=placed.decode_worker_id,
-                    code=error.code, tokens=len(self._tokens))
+                    code=error.code, tokens=self._num_tokens)
 
     def _last_failure(self) -> ShoalError:
         """The error to hand on: the last one, which knows best when to come back."""

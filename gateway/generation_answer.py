@@ -1,15 +1,15 @@
 """Answers chat and completions: reads and validates a body, runs the pipeline, writes a body or a stream.
 
-Life of one call: slot taken → body read → running (the client's leaving, the deadline and the gateway's own end
-interrupt it at once) → answered. A stream's status and headers go out only when its first event is known, so that a
-refusal keeps its real status; from then on a failure is an error event. Every stream has exactly one ending.
+Life of one call: slot taken → body read → its orders running (the client's leaving, the deadline and the gateway's own
+end interrupt them at once) → answered. A stream's status and headers go out only when its first event is known, so
+that a refusal keeps its real status; from then on a failure is an error event. Every stream has exactly one ending.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
@@ -19,17 +19,29 @@ from starlette.types import Receive, Scope, Send
 
 from common import logs, trace
 from common.errors import Cancelled, InternalError, ShoalError
+from common.generation import ModelFacts
+from common.tokenized import TokenText
+from gateway import chat_answer, completion_answer
 from gateway.admission import Admission
+from gateway.batch import run_all
+from gateway.chat_answer import ChatBody, ChatChunks, ChatStyle, OpenParser
+from gateway.chat_request import ChatRequest
+from gateway.completion_answer import CompletionBody, CompletionChunks
+from gateway.completion_request import CompletionRequest
 from gateway.config import GatewayConfig
 from gateway.errors import FAULT_TEXT, envelope
+from gateway.field_types import MAX_KEY_CHARS
 from gateway.interruption import Interruptible, deadline, interrupted_on_disconnect
+from gateway.model_formats import ModelFormats
 from gateway.observation import Observation, observation
 from gateway.order import Ending, Order, Piece
+from gateway.output_parsers import open_parser
 from gateway.pipeline import Pipeline
 from gateway.request_body import parse, read_body
-from gateway.responses import Chunks, Kind, whole_body
-from gateway.schemas import ChatRequest, CompletionRequest
+from gateway.responses import BodyWriter, ChunkWriter, Envelope, Kind
 from gateway.sse import EventStream
+from gateway.tenants.tenant import caller_of
+from gateway.token_texts import NO_TEXTS, TokenTexts
 
 log = logs.get(__name__)
 
@@ -54,6 +66,9 @@ class GenerationDesk:
     pipeline: Pipeline
     admission: Admission
     config: GatewayConfig
+    formats: ModelFormats
+    token_texts: TokenTexts
+    open_parser: OpenParser = open_parser
 
     async def serve(self, kind: Kind, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises `ShoalError` only while no byte has been sent."""
@@ -64,44 +79,75 @@ class GenerationDesk:
                 body = parse(_BODIES[kind], await read_body(
                     request, self.config.max_body_bytes, self.config.body_timeout_s))
                 model = self.pipeline.find_model(body.model)
+                caller = caller_of(scope)
+                caller.check_model(model.name)
                 seen.model, seen.streams = model.name, body.streams
-                seen.order = order = body.order(model)
-                seen.request_id = order.request_id
-            call = _Call(self, order, seen, work, receive, read_timeout_s(request))
+                orders = [caller.signed(order) for order in await self._orders(body, model, request)]
+                seen.order, seen.request_id = orders[0], orders[0].request_id
+            call = _Call(self, orders, seen, work, receive, read_timeout_s(request))
             if body.streams:
-                await call.stream(send, Chunks(
-                    kind, order.request_id, model.name, include_usage=body.include_usage,
-                    usage_on_every_chunk=body.usage_on_every_chunk, return_token_ids=order.return_token_ids))
+                await call.stream(send, self._chunks(kind, orders[0], body))
                 return
-            payload = await call.whole(kind)
+            payload = await call.whole(self._body(kind, orders[0]))
         await Response(payload, media_type="application/json")(scope, receive, send)
+
+    async def _orders(
+        self, body: ChatRequest | CompletionRequest, model: ModelFacts, request: Request
+    ) -> list[Order]:
+        if isinstance(body, ChatRequest):
+            return body.orders(model, await self.formats.of(model.name), affinity_key(request))
+        return body.orders(model, affinity_key(request))
+
+    def _chunks(self, kind: Kind, order: Order, body: ChatRequest | CompletionRequest) -> ChunkWriter:
+        def envelope(id_prefix: str, object_: str) -> Envelope:
+            return Envelope(id_prefix + order.request_id, object_, order.model.name,
+                            include_usage=body.include_usage, usage_on_every_chunk=body.usage_on_every_chunk)
+
+        if kind == "chat":
+            return ChatChunks(self._style(order), envelope(chat_answer.ID_PREFIX, chat_answer.CHUNK_OBJECT))
+        return CompletionChunks(order, envelope(completion_answer.ID_PREFIX, completion_answer.OBJECT))
+
+    def _body(self, kind: Kind, order: Order) -> BodyWriter:
+        if kind == "chat":
+            return ChatBody(self._style(order), Envelope(
+                chat_answer.ID_PREFIX + order.request_id, chat_answer.BODY_OBJECT, order.model.name))
+        return CompletionBody(order, Envelope(
+            completion_answer.ID_PREFIX + order.request_id, completion_answer.OBJECT, order.model.name))
+
+    def _style(self, order: Order) -> ChatStyle:
+        named = self.config.reasoning_field
+        return ChatStyle(order, self.open_parser, ("reasoning", "reasoning_content") if named == "both" else (named,))
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
     desk: GenerationDesk
-    order: Order
+    orders: list[Order]
     seen: Observation
     work: Interruptible
     receive: Receive
     read_timeout_s: float  # the client gives up after this long without a byte; infinite when it did not say
 
-    async def whole(self, kind: Kind) -> bytes:
-        texts: list[str] = []
-        prompt_ids, output_ids = list[int](), list[int]()
+    @property
+    def num_choices(self) -> int:
+        return sum(order.n for order in self.orders)
+
+    async def whole(self, body: BodyWriter) -> bytes:
+        num_open = self.num_choices
         async with self._running() as (events, _limit):
             async for event in events:
+                self.seen.used = event.usage
                 if isinstance(event, Piece):
-                    texts.append(event.text)
-                    prompt_ids += event.prompt_token_ids
-                    output_ids += event.token_ids
+                    body.add(event, await self._texts(event))
                     continue
+                body.finish(event)
                 self.seen.finished(event.finish_reason, event.usage)
-                return whole_body(kind, self.order.request_id, self.order.model.name, "".join(texts), event,
-                                  (prompt_ids, output_ids) if self.order.return_token_ids else None)
+                num_open -= 1
+                if not num_open:
+                    return body.body(event)
         raise InternalError("the pipeline ended without an ending")
 
-    async def stream(self, send: Send, chunks: Chunks) -> None:
+    async def stream(self, send: Send, chunks: ChunkWriter) -> None:
         config = self.desk.config
         stream = EventStream(
             send, ping_s=config.ping_s, buffer_bytes=config.stream_buffer_bytes,
@@ -118,22 +164,36 @@ class _Call:
         finally:
             await stream.close()
 
-    async def _write_events(self, stream: EventStream, chunks: Chunks) -> bytes:
+    async def _write_events(self, stream: EventStream, chunks: ChunkWriter) -> bytes:
         """Write all but the last event, and return that."""
+        num_open = self.num_choices
         async with self._running() as (events, limit):
             async for event in events:
+                self.seen.used = event.usage
                 if isinstance(event, Ending):
+                    finish = chunks.finish(event)
                     self.seen.finished(event.finish_reason, event.usage)
-                    return chunks.end(event)
+                    num_open -= 1
+                    if not num_open:
+                        return finish + chunks.done(event)
+                    await stream.write(finish)
+                    continue
                 if not stream.is_open:
                     limit.reschedule(self._whole_deadline())
                     stream.open()
+                texts = await self._texts(event) if event.logprobs or event.prompt_logprobs else NO_TEXTS
+                if event.prompt_token_ids:  # the first of its choice
                     await stream.write(chunks.begin(event))  # may be nothing
-                if chunk := chunks.content(event):
+                if chunk := chunks.content(event, texts):
                     await stream.write(chunk)
                     if event.text:
-                        self.seen.content(event.usage)
+                        self.seen.content(event.usage, event.choice)
         raise InternalError("the pipeline ended without an ending")
+
+    async def _texts(self, piece: Piece) -> Mapping[int, TokenText]:
+        if not (piece.logprobs or piece.prompt_logprobs):
+            return NO_TEXTS
+        return await self.desk.token_texts.of(self.orders[0].model.name, piece)
 
     def _told(self, fault: Exception) -> ShoalError:
         """What the client is told of a fault, which is recorded."""
@@ -148,14 +208,14 @@ class _Call:
 
     @asynccontextmanager
     async def _running(self) -> AsyncIterator[tuple[AsyncIterator[Piece | Ending], asyncio.Timeout]]:
-        """The pipeline's events, interruptible. The read timeout bounds the wait for the first byte."""
+        """The events of all orders, interruptible. The read timeout bounds the wait for the first byte."""
         now = asyncio.get_running_loop().time()
         allowed_s = min(self.desk.config.request_timeout_s, self.read_timeout_s)
         end = now + (self.desk.config.request_timeout_s if self.seen.streams else allowed_s)
         async with (
             self.work, interrupted_on_disconnect(self.work, self.receive),
             deadline(now + allowed_s, allowed_s) as limit,
-            aclosing(self.desk.pipeline.run(self.order, end)) as events,
+            aclosing(run_all(self.desk.pipeline, self.orders, end, self.desk.config.prompts_at_once)) as events,
         ):
             yield events, limit
 
@@ -167,3 +227,9 @@ def read_timeout_s(request: Request) -> float:
     except ValueError:
         return math.inf
     return given if given > 0 else math.inf
+
+
+def affinity_key(request: Request) -> str:
+    """Of requests that belong together: `x-session-affinity` or `x-session-id`; empty when absent or too long."""
+    given = request.headers.get("x-session-affinity") or request.headers.get("x-session-id") or ""
+    return given if len(given) <= MAX_KEY_CHARS else ""

@@ -10,7 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from common.errors import InvalidRequest, UnsupportedValue
 from common.tokenized import ChatPrompt
+from gateway.tools import FunctionDefinition, for_template
 
+MAX_MESSAGES = 8192
 _RESERVED_KWARGS = frozenset({
     "chat_template", "messages", "tools", "documents", "conversation", "tokenize", "add_generation_prompt",
     "continue_final_message", "return_tensors", "return_dict",
@@ -29,48 +31,38 @@ class CalledFunction(BaseModel):
     model_config = ConfigDict(strict=True)
 
     name: str
-    arguments: str | None = None
+    arguments: str | None = Field(None, description="JSON text of an object")
 
 
 class ToolCall(BaseModel):
     model_config = ConfigDict(strict=True)
 
     id: str | None = None
-    type: str | None = None
+    type: str | None = Field(None, description="function")
     function: CalledFunction
 
 
 class Message(BaseModel):
     model_config = ConfigDict(strict=True)
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
-    name: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
-    tool_call_id: str | None = None
-    refusal: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
+    role: Literal["system", "developer", "user", "assistant", "tool"] = Field(description="developer is system")
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = Field(
+        None, description="a text, or text parts, which are joined by line breaks; null only in an assistant's turn")
+    name: str | None = Field(None, description="of who speaks, where the model's template shows it")
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = Field(
+        None, description="in an assistant's turn")
+    tool_call_id: str | None = Field(None, description="in a tool's turn: the call that it answers")
+    refusal: str | None = Field(None, description="in an assistant's turn without content: stands for it")
+    reasoning: str | None = Field(None, description="in an assistant's turn, for templates that show it")
+    reasoning_content: str | None = Field(None, description="the same as reasoning")
 
 
-class FunctionDefinition(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
-
-    name: str = Field(min_length=1, max_length=256)
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-
-
-class Tool(BaseModel):
-    model_config = ConfigDict(strict=True)
-
-    type: str = Field(description="function")
-    function: FunctionDefinition | None = None
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
 def chat_prompt(
-    messages: Sequence[Message], tools: Sequence[Tool], chat_template: Any, template_kwargs: Mapping[str, Any],
-    add_generation_prompt: bool | None, continue_final_message: bool | None,
+    messages: Sequence[Message], functions: Sequence[FunctionDefinition], chat_template: Any,
+    template_kwargs: Mapping[str, Any], add_generation_prompt: bool | None, continue_final_message: bool | None,
 ) -> ChatPrompt:
     """The conversation for the model's template.
 
@@ -86,7 +78,7 @@ def chat_prompt(
             "continue_final_message: not together with add_generation_prompt", param="continue_final_message")
     return ChatPrompt(
         messages=[_for_template(m, f"messages.{i}") for i, m in enumerate(messages)],
-        tools=[_tool_for_template(t, f"tools.{i}") for i, t in enumerate(tools)],
+        tools=[for_template(function) for function in functions],
         add_generation_prompt=not continue_final_message if add_generation_prompt is None else add_generation_prompt,
         continue_final_message=bool(continue_final_message), template_kwargs=dict(template_kwargs))
 
@@ -101,8 +93,7 @@ def _for_template(message: Message, path: str) -> dict[str, Any]:
         out["tool_call_id"] = message.tool_call_id
     if message.tool_calls:
         out["tool_calls"] = [_call_for_template(call) for call in message.tool_calls]
-    reasoning = message.reasoning_content if message.reasoning is None else message.reasoning
-    if reasoning is not None:
+    if (reasoning := _reasoning(message)) is not None:
         out["reasoning_content"] = reasoning
     return out
 
@@ -110,12 +101,16 @@ def _for_template(message: Message, path: str) -> dict[str, Any]:
 def _text(message: Message, path: str) -> str:
     content = message.content
     if content is None:
-        if message.role != "assistant" or not (message.tool_calls or message.refusal):
+        if message.role != "assistant" or not (message.tool_calls or message.refusal or _reasoning(message)):
             raise InvalidRequest(f"{path}.content: must be a text or a list of parts", param=f"{path}.content")
         return message.refusal or ""
     if isinstance(content, str):
         return content
     return "\n".join(_part_text(part, f"{path}.content.{i}") for i, part in enumerate(content))
+
+
+def _reasoning(message: Message) -> str | None:
+    return message.reasoning_content if message.reasoning is None else message.reasoning
 
 
 def _part_text(part: ContentPart, path: str) -> str:
@@ -141,11 +136,3 @@ def _call_for_template(call: ToolCall) -> dict[str, Any]:
     if call.id is not None:
         out["id"] = call.id
     return out
-
-
-def _tool_for_template(tool: Tool, path: str) -> dict[str, Any]:
-    if tool.type != "function":
-        raise UnsupportedValue(f"{path}.type: only 'function' tools are offered", param=f"{path}.type")
-    if tool.function is None:
-        raise InvalidRequest(f"{path}.function: must be an object", param=f"{path}.function")
-    return {"type": "function", "function": tool.function.model_dump(exclude_none=True)}

@@ -24,12 +24,13 @@ from gateway import genai_metrics, metrics, request_span
 from gateway.errors import FAULT_TEXT, error_response
 from gateway.goodput import SloLimits
 from gateway.order import Order, Usage, new_request_id
+from gateway.tenants.tenant import log_facts
 
 log = logs.get(__name__)
 
 _SCOPE_KEY = "shoal.observation"
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-_QUIET = frozenset({"/health", "/live", "/ping", "/ready", "/metrics", "/version"})  # probes: counted, not logged
+_QUIET = frozenset({"/health", "/live", "/ping", "/ready", "/metrics", "/version", "/load"})  # counted, not logged
 CLIENT_GONE_STATUS = 499
 
 
@@ -45,32 +46,37 @@ class Observation:
     streams: bool = False
     status: int = 0  # 0: no answer was begun
     error: ShoalError | None = None
-    finish_reason: str = ""
+    finish_reasons: list[str] = field(default_factory=list)  # of the choices that have ended, in that order
     usage: Usage | None = None
+    used: Usage | None = None  # tokens so far, whatever becomes of the request
     first_content_s: float | None = None  # since the start
-    last_content: float = 0.0
+    last_contents: dict[int, float] = field(default_factory=dict)  # of each choice of a stream
+    gaps_s: float = 0.0  # all gaps between content chunks of one choice
     itl: Histogram | None = None  # of the model, looked up once: a stream has many gaps
 
-    def content(self, usage: Usage) -> None:
-        """A content chunk was written to a stream."""
+    def content(self, usage: Usage, choice: int = 0) -> None:
+        """A content chunk of a choice was written to a stream."""
         now = time.perf_counter()
         if self.first_content_s is None:
             self.first_content_s = now - self.started
             metrics.TTFT_S.labels(self.model).observe(self.first_content_s, current_exemplar())
             self.itl = metrics.ITL_S.labels(self.model)
-        elif self.itl is not None:
-            self.itl.observe(now - self.last_content)
-        self.last_content, self.usage = now, usage
+        elif self.itl is not None and choice in self.last_contents:
+            gap_s = now - self.last_contents[choice]
+            self.gaps_s += gap_s
+            self.itl.observe(gap_s)
+        self.last_contents[choice], self.usage = now, usage
 
     @property
     def tpot_s(self) -> float | None:
-        """Mean time per output token after the first; None but for a stream of several tokens."""
-        if self.first_content_s is None or self.usage is None or self.usage.num_output_tokens < 2:
-            return None
-        return (self.last_content - self.started - self.first_content_s) / (self.usage.num_output_tokens - 1)
+        """Mean time per output token after the first of its choice; None but for a stream with such tokens."""
+        num_later = (self.usage.num_output_tokens if self.usage is not None else 0) - len(self.last_contents)
+        return self.gaps_s / num_later if self.last_contents and num_later > 0 else None
 
     def finished(self, finish_reason: str, usage: Usage) -> None:
-        self.finish_reason, self.usage = finish_reason, usage
+        """One choice has ended well."""
+        self.finish_reasons.append(finish_reason)
+        self.usage = usage
 
     def failed(self, error: ShoalError) -> None:
         self.error = error
@@ -157,7 +163,7 @@ def _record(seen: Observation, scope: Scope, slo: SloLimits, span: Span) -> None
         _record_generation(seen, route, total_s, slo)
     request_span.close_span(span, seen, scope, route, status)
     if route not in _QUIET:
-        log.info("request", **_facts(seen, route, status, total_s))
+        log.info("request", **_facts(seen, route, status, total_s), **log_facts(scope))
 
 
 def _record_generation(seen: Observation, route: str, total_s: float, slo: SloLimits) -> None:
@@ -171,11 +177,17 @@ def _record_generation(seen: Observation, route: str, total_s: float, slo: SloLi
         slo.judge(seen.model, seen.first_content_s, tpot_s, failed=error is not None)
 
 
+def _finish(seen: Observation) -> str:
+    """The finish reason that most choices have."""
+    reasons = seen.finish_reasons
+    return max(reasons, key=reasons.count) if reasons else "ok"
+
+
 def _facts(seen: Observation, route: str, status: int, total_s: float) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "request_id": seen.client_id, "endpoint": route, "model": seen.model, "status": status,
         "stream": seen.streams, "total_s": round(total_s, 6),
-        "outcome": seen.error.code if seen.error else seen.finish_reason or "ok"}
+        "outcome": seen.error.code if seen.error else _finish(seen)}
     if seen.request_id:
         facts["id"] = seen.request_id
     if seen.first_content_s is not None:

@@ -1,42 +1,65 @@
-"""What `/openapi.json` says of bodies that are read by hand, and of errors."""
+"""What `/openapi.json` says where the framework cannot know it: bodies read by hand, streams, keys, and every refusal.
+
+A route says of itself: its body (`body_of`), its answer (`response_model`), its events (`stream_of`) and what only it
+refuses (`refusals`). What comes from the layers in front of all routes is added here.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from gateway.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from gateway.answer_schemas import ChatCompletionChunk, CompletionChunk
+from gateway.auth import OPEN_PATHS
+from gateway.chat_request import ChatRequest
+from gateway.completion_request import CompletionRequest
+from gateway.text_requests import DetokenizeRequest, TokenizeRequest
+from gateway.utility_schemas import Error
 
-_REF = "#/components/schemas/{model}"
-_BODIES: tuple[type[BaseModel], ...] = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
-_ERROR_SCHEMA = {
-    "type": "object", "required": ["error"],
-    "properties": {"error": {
-        "type": "object", "required": ["message", "type", "param", "code"],
-        "properties": {
-            "message": {"type": "string"}, "type": {"type": "string"}, "param": {"type": ["string", "null"]},
-            "code": {"type": ["string", "null"]}}}},
+_REF: Final = "#/components/schemas/{model}"
+_BY_HAND: Final[tuple[type[BaseModel], ...]] = (
+    ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest, ChatCompletionChunk, CompletionChunk, Error)
+_REFUSALS: Final = {
+    400: "a value is wrong or not offered; `param` says which",
+    401: "no API key, or a wrong one",
+    403: "this key is not for that",
+    404: "no such model or path",
+    413: "the body is too large",
+    415: "the body is not declared as JSON",
+    429: "a rate limit of this key is reached; retry-after says when to come back",
+    500: "a fault of this server",
+    503: "no room or no worker; retry-after says when to come back",
+    504: "the deadline passed",
 }
-_ERRORS = {
-    "400": "a value is wrong or not offered; `param` says which", "401": "no API key, or a wrong one",
-    "404": "no such model or path", "413": "the body is too large", "415": "the body is not declared as JSON",
-    "500": "a fault of this server", "503": "no room or no worker; retry-after says when to come back",
-    "504": "the deadline passed",
-}
+_OF_A_BODY: Final = (400, 403, 404, 413, 415, 429, 503, 504)
+_RETRY_HEADERS: Final = {
+    "retry-after": {"description": "whole seconds", "schema": {"type": "integer"}},
+    "retry-after-ms": {"description": "the same in milliseconds", "schema": {"type": "integer"}}}
 
 
 def body_of(model: type[BaseModel]) -> dict[str, Any]:
     """The `openapi_extra` of a route that takes `model` as its JSON body."""
-    schema = {"$ref": _REF.format(model=model.__name__)}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": _ref(model)}}}}
 
 
-def describe_errors(app: FastAPI) -> None:
-    """Make `app.openapi()` know the bodies and the error envelope."""
+def stream_of(chunk: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """The `responses` of a route that answers with events of `chunk` where the body asks for a stream."""
+    text = (f"with `stream: true`: server-sent events, the data of each a {chunk.__name__}, the last one `[DONE]`; "
+            "or, in place of that, an Error")
+    return {200: {"content": {"text/event-stream": {"schema": {"type": "string", "description": text}}}}}
+
+
+def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The `responses` of a route that may refuse with these."""
+    return {status: _refusal(status) for status in statuses}
+
+
+def describe(app: FastAPI) -> None:
+    """Make `app.openapi()` tell all of it."""
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             app.openapi_schema = _document(app)
@@ -46,22 +69,42 @@ def describe_errors(app: FastAPI) -> None:
 
 
 def _document(app: FastAPI) -> dict[str, Any]:
-    document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-    _, definitions = models_json_schema([(m, "validation") for m in _BODIES], ref_template=_REF)
-    schemas = {k: v for k, v in document.get("components", {}).get("schemas", {}).items() if "Validation" not in k}
-    document["components"] = {"schemas": {**schemas, **definitions["$defs"], "Error": _ERROR_SCHEMA}}
+    document = get_openapi(title=app.title, version=app.version, routes=app.routes, separate_input_output_schemas=False)
+    _, made = models_json_schema([(m, "validation") for m in _BY_HAND], ref_template=_REF)
+    components = document.get("components", {})
+    schemas = {name: s for name, s in components.get("schemas", {}).items() if "ValidationError" not in name}
+    for name in schemas.keys() & made["$defs"].keys():  # the framework's has no nulls, so the fields are compared
+        assert schemas[name]["properties"].keys() == made["$defs"][name]["properties"].keys(), f"two schemas: {name}"
+    document["components"] = {"schemas": {**schemas, **made["$defs"]}, "securitySchemes": {
+        "key": {"type": "http", "scheme": "bearer", "description": "where this server was given keys"}}}
     for path, operations in document["paths"].items():
         for operation in operations.values():
-            operation["responses"] = _responses(operation["responses"], path, "requestBody" in operation)
+            operation["responses"] = _responses(operation, path)
+            if path not in OPEN_PATHS:
+                operation["security"] = [{"key": []}, {}]
     return document
 
 
-def _responses(declared: dict[str, Any], path: str, has_body: bool) -> dict[str, Any]:
-    content = {"application/json": {"schema": {"$ref": _REF.format(model="Error")}}}
-    found = {status: answer for status, answer in declared.items() if status != "422"}
-    for status, text in _ERRORS.items():
-        if has_body or (status == "404" and "{" in path) or status in ("401", "500"):
-            found[status] = {"description": text, "content": content}
-    if path == "/ready":
-        found["503"] = {"description": "not ready, or draining"}
-    return found
+def _responses(operation: dict[str, Any], path: str) -> dict[str, Any]:
+    """Those declared, and those of the layers in front; 422 is the framework's own guess and never comes."""
+    found = {status: answer for status, answer in operation["responses"].items() if status != "422"}
+    statuses = [500]
+    if path not in OPEN_PATHS or path == "/ready":  # which is open without a query only
+        statuses.append(401)
+    if "requestBody" in operation:
+        statuses += _OF_A_BODY
+    for status in statuses:
+        found.setdefault(str(status), _refusal(status))
+    return dict(sorted(found.items()))
+
+
+def _refusal(status: int) -> dict[str, Any]:
+    answer: dict[str, Any] = {
+        "description": _REFUSALS[status], "content": {"application/json": {"schema": _ref(Error)}}}
+    if status in (429, 503):
+        answer["headers"] = _RETRY_HEADERS
+    return answer
+
+
+def _ref(model: type[BaseModel]) -> dict[str, str]:
+    return {"$ref": _REF.format(model=model.__name__)}

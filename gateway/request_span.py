@@ -47,6 +47,8 @@ def close_span(span: Span, seen: Observation, scope: Scope, route: str, status: 
 def _asked(order: Order) -> Attributes:
     asked: dict[str, Value] = {
         "gen_ai.request.temperature": order.temperature, "gen_ai.request.top_p": order.top_p}
+    if order.n > 1:
+        asked["gen_ai.request.choice.count"] = order.n
     if order.top_k:
         asked["gen_ai.request.top_k"] = order.top_k
     if order.max_tokens is not None:
@@ -59,8 +61,8 @@ def _answered(seen: Observation) -> Attributes:
     if seen.status == 200:
         answered["gen_ai.response.id"] = seen.request_id
         answered["gen_ai.response.model"] = seen.model
-    if seen.finish_reason:
-        answered["gen_ai.response.finish_reasons"] = [seen.finish_reason]
+    if seen.finish_reasons:
+        answered["gen_ai.response.finish_reasons"] = seen.finish_reasons
     if seen.first_content_s is not None:
         answered["gen_ai.response.time_to_first_chunk"] = seen.first_content_s
     if seen.usage is not None:

@@ -1,128 +1,104 @@
-"""Shapes of the OpenAI answers: stream chunks built from bytes encoded once, and whole bodies.
+"""What the answers of both generation endpoints share: the shape around choices, as stream chunks and whole bodies.
 
 All chunks of a stream have one id, created, model and system_fingerprint. The role comes first, `finish_reason` is
-null until the one chunk that has it, then (when asked) one chunk without choices carries the usage, then `[DONE]`.
+null until the one chunk of each choice that has it, then (when asked) one chunk without choices carries the usage,
+then `[DONE]`. What all chunks share is encoded once.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol
 
 import orjson
 
+from common.tokenized import TokenText
 from gateway.order import Ending, Piece, Usage
 
 DONE = b"data: [DONE]\n\n"
 Kind = Literal["chat", "completion"]
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What differs between the two endpoints."""
+class ChunkWriter(Protocol):
+    """Server-sent events of one stream, as bytes. `texts` has those of a piece's tokens where it has logprobs."""
 
-    id_prefix: str
-    body_object: str
-    chunk_object: str
-    delta_open: bytes  # before the JSON text of a content chunk's choice
-    delta_close: bytes
-    first: bytes  # the choice of the opening chunk; empty: there is none
-    last: bytes  # the choice of the finish chunk, up to the finish reason
+    def begin(self, piece: Piece) -> bytes:
+        """What comes before any content of a choice, given its first piece; may be nothing."""
 
+    def content(self, piece: Piece, texts: Mapping[int, TokenText]) -> bytes:
+        """The chunks of a piece; nothing when it has nothing that the client sees yet."""
 
-SHAPES: dict[Kind, Shape] = {
-    "chat": Shape(
-        "chatcmpl-", "chat.completion", "chat.completion.chunk",
-        b'{"index":0,"delta":{"content":', b'},"logprobs":null,"finish_reason":null}',
-        b'{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}',
-        b'{"index":0,"delta":{},"logprobs":null,"finish_reason":'),
-    "completion": Shape(
-        "cmpl-", "text_completion", "text_completion",
-        b'{"index":0,"text":', b',"logprobs":null,"finish_reason":null}', b"",
-        b'{"index":0,"text":"","logprobs":null,"finish_reason":'),
-}
+    def finish(self, ending: Ending) -> bytes:
+        """What was held back of a choice, and its finish chunk."""
+
+    def done(self, last: Ending) -> bytes:
+        """After the last choice: the usage chunk when asked, and `[DONE]`."""
 
 
-class Chunks:
-    """Server-sent events of one stream, as bytes."""
+class BodyWriter(Protocol):
+    """The answer of a call that does not stream."""
+
+    def add(self, piece: Piece, texts: Mapping[int, TokenText]) -> None: ...
+
+    def finish(self, ending: Ending) -> None: ...
+
+    def body(self, last: Ending) -> bytes: ...
+
+
+class Envelope:
+    """The part of an answer outside its choices."""
 
     def __init__(
-        self, kind: Kind, request_id: str, model: str, *, include_usage: bool, usage_on_every_chunk: bool,
-        return_token_ids: bool = False,
+        self, id_: str, object_: str, model: str, *, include_usage: bool = False, usage_on_every_chunk: bool = False
     ) -> None:
-        self._shape = SHAPES[kind]
-        self._head = {"id": self._shape.id_prefix + request_id, "object": self._shape.chunk_object,
-                      "created": int(time.time()), "model": model}
+        self._head = {"id": id_, "object": object_, "created": int(time.time()), "model": model}
         self._include_usage, self._usage_on_every_chunk = include_usage, usage_on_every_chunk
-        self._return_token_ids = return_token_ids
         self._open = b""
+        self._close = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+        self.num_reasoning_tokens: int | None = None  # of all choices so far; None: not told
 
-    def begin(self, first: Piece) -> bytes:
-        """What comes before any content; may be nothing. Fixes the bytes that all chunks share."""
-        fields = orjson.dumps({**self._head, "system_fingerprint": first.fingerprint})
-        self._open = b"data: " + fields[:-1] + b',"choices":['
-        return self._chunk(self._with_ids(self._shape.first, first, prompt=True), first.usage) if (
-            self._shape.first) else b""
+    def begin(self, fingerprint: str) -> None:
+        """Fixes the bytes that all chunks share; only the first call does."""
+        if not self._open:
+            fields = orjson.dumps({**self._head, "system_fingerprint": fingerprint})
+            self._open = b"data: " + fields[:-1] + b',"choices":['
 
-    def content(self, piece: Piece) -> bytes:
-        """The chunk of a piece; nothing when it has neither text nor token ids that were asked for."""
-        if not piece.text and not (self._return_token_ids and piece.token_ids):
-            return b""
-        shape = self._shape
-        choice = shape.delta_open + orjson.dumps(piece.text) + shape.delta_close
-        return self._chunk(self._with_ids(choice, piece, prompt=not shape.first, output=True), piece.usage)
-
-    def end(self, ending: Ending) -> bytes:
-        """The finish chunk, the usage chunk when asked, and `[DONE]`."""
-        reasons = orjson.dumps({"finish_reason": ending.finish_reason, "stop_reason": ending.stop_reason})
-        choice = self._shape.last.removesuffix(b'"finish_reason":') + reasons[1:]
-        finish = self._chunk(choice, ending.usage)
-        if not self._include_usage:
-            return finish + DONE
-        return finish + self._open + b'],"usage":' + orjson.dumps(usage_body(ending.usage)) + b"}\n\n" + DONE
-
-    def _with_ids(self, choice: bytes, piece: Piece, *, prompt: bool = False, output: bool = False) -> bytes:
-        """The JSON of a choice with the ids that were asked for added to it."""
-        if not self._return_token_ids:
-            return choice
-        ids: dict[str, tuple[int, ...]] = {}
-        if prompt and piece.prompt_token_ids:
-            ids["prompt_token_ids"] = piece.prompt_token_ids
-        if output:
-            ids["token_ids"] = piece.token_ids
-        return choice[:-1] + b"," + orjson.dumps(ids)[1:] if ids else choice
-
-    def _chunk(self, choice: bytes, usage: Usage) -> bytes:
+    def chunk(self, choice: bytes, usage: Usage) -> bytes:
         if self._usage_on_every_chunk:
-            close = b'],"usage":' + orjson.dumps(usage_body(usage)) + b"}\n\n"
-        else:
-            close = b'],"usage":null}\n\n' if self._include_usage else b"]}\n\n"
-        return self._open + choice + close
+            return self._open + choice + b'],"usage":' + orjson.dumps(self._usage(usage)) + b"}\n\n"
+        return self._open + choice + self._close
+
+    def done(self, last: Ending) -> bytes:
+        if not self._include_usage:
+            return DONE
+        facts = orjson.dumps({"usage": self._usage(last.usage), "metrics": _metrics(last)})
+        return self._open + b"]," + facts[1:] + b"\n\n" + DONE
+
+    def body(self, choices: list[dict[str, Any]], last: Ending, **more: Any) -> bytes:
+        return orjson.dumps({
+            **self._head, "system_fingerprint": last.fingerprint, "choices": choices, "usage": self._usage(last.usage),
+            **more, "metrics": _metrics(last)})
+
+    def _usage(self, usage: Usage) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "prompt_tokens": usage.num_prompt_tokens, "completion_tokens": usage.num_output_tokens,
+            "total_tokens": usage.num_prompt_tokens + usage.num_output_tokens,
+            "prompt_tokens_details": {"cached_tokens": usage.num_cached_tokens}}
+        if self.num_reasoning_tokens is not None:
+            body["completion_tokens_details"] = {"reasoning_tokens": self.num_reasoning_tokens}
+        return body
 
 
-def whole_body(
-    kind: Kind, request_id: str, model: str, text: str, ending: Ending,
-    token_ids: tuple[list[int], list[int]] | None = None,
-) -> bytes:
-    """The answer of a request that does not stream. `token_ids`: those of prompt and output, when asked for."""
-    shape = SHAPES[kind]
-    choice: dict[str, Any] = {"index": 0}
-    if kind == "chat":
-        choice["message"] = {"role": "assistant", "content": text, "refusal": None}
-    else:
-        choice["text"] = text
-    choice.update(logprobs=None, finish_reason=ending.finish_reason, stop_reason=ending.stop_reason)
-    if token_ids is not None:
-        choice.update(prompt_token_ids=token_ids[0], token_ids=token_ids[1])
-    return orjson.dumps({
-        "id": shape.id_prefix + request_id, "object": shape.body_object, "created": int(time.time()), "model": model,
-        "system_fingerprint": ending.fingerprint, "choices": [choice], "usage": usage_body(ending.usage)})
+def reasons(finish_reason: str, stop_reason: str | int | None) -> dict[str, Any]:
+    """Why a choice ended: OpenAI's word, and the stop string or token id as vLLM and as SGLang name it."""
+    return {"finish_reason": finish_reason, "stop_reason": stop_reason, "matched_stop": stop_reason}
 
 
-def usage_body(usage: Usage) -> dict[str, Any]:
-    return {
-        "prompt_tokens": usage.num_prompt_tokens, "completion_tokens": usage.num_output_tokens,
-        "total_tokens": usage.num_prompt_tokens + usage.num_output_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.num_cached_tokens},
-    }
+def with_fields(choice: bytes, fields: Mapping[str, Any]) -> bytes:
+    """The JSON object with more fields at its end."""
+    return choice[:-1] + b"," + orjson.dumps(fields)[1:] if fields else choice
+
+
+def _metrics(last: Ending) -> dict[str, float]:
+    return {"queue_time_ms": round(last.queue_s * 1000, 3), "time_to_first_token_ms": round(last.ttft_s * 1000, 3)}

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import signal
 import socket
 import time
 from collections.abc import Generator
@@ -27,13 +28,16 @@ from common.errors import ConfigError, Unavailable
 from common.host_port import host_port
 from common.metrics import MetricsServer
 from common.registry import Lease
+from common.server_url import open_redis
 from common.service_host import Deps, version
 from common.service_record import ServiceRecord
-from common.wire_security import check_http_pair, load_security, metrics_address, metrics_host
+from common.wire_security import check_http_pair, is_loopback, load_security, metrics_address, metrics_host
 from gateway.admission import Admission
 from gateway.app import Ports, build_app
-from gateway.auth import load_keys
 from gateway.config import GatewayConfig
+from gateway.tenants.admin_app import AdminDesk, build_admin_app
+from gateway.tenants.key_ring import KeyRing
+from gateway.tenants.redis_limits import MAX_CALLS, RedisLimits
 
 log = logs.get(__name__)
 _BACKLOG = 2048
@@ -41,7 +45,7 @@ _STOP_TIMEOUT_S = 3
 
 
 def build(config: GatewayConfig, deps: Deps) -> GatewayService:
-    """Raises `ConfigError` for a key file that cannot be read."""
+    """Raises `ConfigError` for a key file that cannot be used and for an admin port that nobody or anybody could."""
     return GatewayService(config, deps)
 
 
@@ -57,15 +61,28 @@ class GatewayService:
         self._decode = DecodeClient(self._directory, deps.bus, channels)
         self._router = RouterClient(self._directory, deps.bus, channels)
         self._admission = Admission(config.max_concurrent_requests, config.overload_retry_after_s)
-        app = build_app(config, load_keys(config.api_keys, config.api_key_file), Ports(
-            self._tokenizer, self._decode, self._router, self._directory), self._admission, version())
+        self._keys = KeyRing(config.api_keys, config.api_key_file)
+        self._redis = open_redis(
+            config.redis_url, config.servers_ca_file, socket_timeout=config.rate_limit_timeout_s,
+            socket_connect_timeout=config.rate_limit_timeout_s, max_connections=2 * MAX_CALLS)  # used for limits only
+        limits = RedisLimits(self._redis, config.rate_limit_timeout_s)
+        app = build_app(config, self._keys, Ports(
+            self._tokenizer, self._decode, self._router, self._directory, limits), self._admission, version())
         self._http = HttpServer(app, config)
+        self._admin = self._admin_server(limits) if config.admin_port else None
+        self._watching: asyncio.Task[None] | None = None
         self._metrics: MetricsServer | None = None
         self._lease: Lease | None = None
 
     async def start(self) -> None:
         config = self._config
+        self._keys.use_salt_key(await self._deps.registry.deployment_key())
+        if config.api_key_file:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._keys.look_now)
+            self._watching = asyncio.create_task(self._keys.watch(config.api_key_reload_s))
         await self._http.start()
+        if self._admin is not None:
+            await self._admin.start()
         try:
             self._metrics = MetricsServer(metrics_host(config), config.metrics_port)
         except OSError as error:
@@ -82,20 +99,42 @@ class GatewayService:
         log.info("ready", address=address, metrics=self._metrics.address)
 
     async def drain(self) -> None:
+        await self._begin_drain()
+        await self._admission.idle()
+
+    async def _begin_drain(self) -> int:
+        """Returns how many requests are still in work."""
         self._admission.start_drain()
         if self._lease is not None:
             await self._lease.update(state="draining")
-        await self._admission.idle()
+        return self._admission.num_running
+
+    def _admin_server(self, limits: RedisLimits) -> HttpServer:
+        config = self._config
+        if not config.admin_token and not config.api_key_file:
+            raise ConfigError("admin_port: nobody could use it: set admin_token, or api_key_file with a key of an "
+                              "admin", param="admin_port")
+        if not is_loopback(config.admin_host) and not config.has_server_tls and not config.insecure:
+            raise ConfigError(f"admin_host={config.admin_host!r}: not a loopback address, and there is no TLS: set "
+                              f"{config.tls_fields}, or allow plaintext with --insecure", param="admin_host")
+        app = build_admin_app(AdminDesk(self._keys, limits, self._begin_drain), config.admin_token)
+        return HttpServer(app, config.model_copy(update={"host": config.admin_host, "port": config.admin_port}))
 
     async def stop(self) -> None:
         self._admission.cut(Unavailable("this gateway is shutting down", retry_after_s=1.0))
         await self._http.stop()
+        if self._admin is not None:
+            await self._admin.stop()
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
         if self._lease is not None:
             await self._lease.release()
         await self._decode.stop()
         await self._tokenizer.stop()
         await self._router.stop()
         await self._directory.stop()
+        await self._redis.aclose()
         if self._metrics is not None:
             await asyncio.to_thread(self._metrics.close)
 

@@ -18,7 +18,8 @@ from gateway.interruption import deadline, interrupted_on_disconnect
 from gateway.observation import observation
 from gateway.pipeline import Pipeline
 from gateway.request_body import parse, read_body
-from gateway.schemas import DetokenizeRequest, TokenizeRequest
+from gateway.tenants.tenant import caller_of
+from gateway.text_requests import DetokenizeRequest, TokenizeRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class TextDesk:
             body = parse(TokenizeRequest, raw)
             source = body.source()
             model = self.pipeline.find_model(body.model)
+            caller_of(request.scope).check_model(model.name)
             observation(request.scope).model = model.name
             strings = bool(body.return_token_strs)
             if isinstance(source, ChatPrompt):
@@ -50,6 +52,7 @@ class TextDesk:
         async with self._call(request) as raw:
             body = parse(DetokenizeRequest, raw)
             model = self.pipeline.find_model(body.model)
+            caller_of(request.scope).check_model(model.name)
             observation(request.scope).model = model.name
             text = await self.tokenizer.decode(model.name, body.tokens)
             return {"prompt": text, "text": text}

@@ -14,30 +14,23 @@ from gateway import metrics
 
 # Field → the values, besides null, that ask for nothing.
 _BOTH: dict[str, tuple[Any, ...]] = {
-    "n": (1,), "best_of": (1,), "presence_penalty": (0,), "frequency_penalty": (0,), "repetition_penalty": (1,),
-    "min_p": (0,), "min_tokens": (0,), "use_beam_search": (False,), "length_penalty": (1,), "echo": (False,),
-    "prompt_logprobs": (False,), "logprob_token_ids": ([],), "bad_words": ([],), "allowed_token_ids": ([],),
-    "truncate_prompt_tokens": (-1,), "structured_outputs": (), "response_format": ({"type": "text"},),
-    "guided_json": (), "guided_regex": (), "guided_choice": (), "guided_grammar": (), "regex": (), "ebnf": (),
-    "json_schema": (), "stop_regex": (), "structural_tag": (), "no_stop_trim": (False,), "lora_path": (),
-    "input_ids": (), "input_embeds": (), "prompt_embeds": (), "custom_logit_processor": (),
-    "logits_processors": ([],), "kv_transfer_params": (), "return_hidden_states": (False,),
-    "return_tokens_as_token_ids": (False,), "return_token_offsets": (False,),
+    "use_beam_search": (False,), "length_penalty": (1,), "logprob_token_ids": ([],), "stop_regex": (),
+    "structural_tag": (), "guided_whitespace_pattern": (), "no_stop_trim": (False,), "lora_path": (),
+    "input_embeds": (), "prompt_embeds": (), "custom_logit_processor": (), "logits_processors": ([],),
+    "kv_transfer_params": (), "return_hidden_states": (False,), "return_token_offsets": (False,),
     "return_prompt_text": (False,), "spaces_between_special_tokens": (True,), "repetition_detection": (),
     "thinking_token_budget": (), "media": ([],),
 }
 NEUTRAL_IN_CHAT: dict[str, tuple[Any, ...]] = {
-    **_BOTH, "logprobs": (False,), "top_logprobs": (0,), "functions": ([],), "function_call": ("none", "auto"),
-    "modalities": (["text"],), "audio": (), "documents": ([],), "web_search_options": (),
-    "add_special_tokens": (False,),
+    **_BOTH, "echo": (False,), "functions": ([],), "function_call": ("none", "auto"), "modalities": (["text"],),
+    "audio": (), "documents": ([],), "web_search_options": (), "add_special_tokens": (False,),
 }
-NEUTRAL_IN_COMPLETIONS: dict[str, tuple[Any, ...]] = {**_BOTH, "logprobs": (False,), "suffix": ("",)}
+NEUTRAL_IN_COMPLETIONS: dict[str, tuple[Any, ...]] = {**_BOTH, "suffix": ("",)}
 
 ACCEPTED = frozenset({
-    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "prompt_cache_options", "verbosity", "prediction", "moderation", "parallel_tool_calls", "reasoning_effort",
-    "include_reasoning", "separate_reasoning", "stream_reasoning", "priority", "request_id", "rid", "session_id",
-    "session_params", "stream_interval", "return_meta_info", "return_cached_tokens_details",
+    "user", "metadata", "store", "safety_identifier", "prompt_cache_retention", "prompt_cache_options", "verbosity",
+    "prediction", "moderation", "stream_reasoning", "request_id", "rid", "session_params", "stream_interval",
+    "return_meta_info", "return_cached_tokens_details", "guided_decoding_backend",
 })
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import codecs
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from common.errors import InvalidRequest, ShoalError
-from common.generation import FinishReason, Generation, ModelFacts, TokenDelta, WorkerView
+from common.generation import FinishReason, Generation, ModelFacts, TokenDelta, TokenLogprobs, WorkerView
 from common.service_record import Fingerprint
 from common.text.stop_matcher import StopMatcher
-from common.tokenized import ChatPrompt, HashSpec, ModelText, TextDelta, Tokenized
+from common.tokenized import ChatPrompt, HashSpec, ModelText, TextDelta, Tokenized, TokenText
 
 EOS = 256  # ids below are bytes
 VOCAB_SIZE = 257
@@ -30,6 +30,7 @@ class FakeTokenizer:
         self.prompts: list[ChatPrompt] = []
         self.specs: list[HashSpec | None] = []
         self.hold: asyncio.Event | None = None  # tokenizing waits for it
+        self.num_texts_asked = 0
 
     async def tokenize_text(
         self, model: str, text: str, *, add_special_tokens: bool = True, hash_spec: HashSpec | None = None,
@@ -58,11 +59,16 @@ class FakeTokenizer:
     async def decode(self, model: str, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         return bytes(t for t in token_ids if t != EOS).decode("utf-8", "replace")
 
+    async def token_texts(self, model: str, token_ids: Sequence[int]) -> list[TokenText]:
+        self.num_texts_asked += len(token_ids)
+        return [TokenText(bytes([i]) if i != EOS else b"<eos>", i == EOS) for i in token_ids]
+
     async def describe(self, model: str) -> ModelText:
         return ModelText(model, VOCAB_SIZE, (EOS,), None, "")
 
     def open_text(
-        self, model: str, *, stop: Sequence[str] = (), include_stop: bool = False, skip_special_tokens: bool = True
+        self, model: str, *, stop: Sequence[str] = (), include_stop: bool = False, skip_special_tokens: bool = True,
+        turn: bytes = b"",
     ) -> FakeText:
         return FakeText(stop, include_stop)
 
@@ -110,7 +116,8 @@ class FakeDecode:
     """`common.generation.DecodePort`: each generation follows `script(worker_id, generation)`.
 
     A step is token ids, an event to wait for, an error to raise, or a whole delta. After the last step comes the end
-    of sequence; `max_tokens` ends a script early. `aborted` has the ids of iterators closed before their end.
+    of sequence; `max_tokens` ends a script early. `aborted` has the ids of iterators closed before their end. Several
+    choices follow the script, each with its `choice`, step by step in turn.
     """
 
     script: Script = field(default_factory=lambda: says("hello"))
@@ -138,10 +145,11 @@ class FakeDecode:
     async def generate(self, worker_id: str, generation: Generation) -> AsyncGenerator[TokenDelta, None]:
         self.generations.append(generation)
         self.placed.append(worker_id)
-        ended = False
+        ended, num_open = False, generation.params.n
         try:
             async for delta in self._follow(worker_id, generation):
-                ended = delta.finish_reason is not None
+                num_open -= delta.finish_reason is not None
+                ended = num_open == 0 or delta.error is not None
                 self.num_tokens_sent += len(delta.token_ids)
                 yield delta
         except ShoalError:
@@ -152,9 +160,25 @@ class FakeDecode:
                 self.aborted.add(generation.request_id)
 
     async def _follow(self, worker_id: str, generation: Generation) -> AsyncGenerator[TokenDelta, None]:
-        left = generation.params.max_tokens
-        facts: dict[str, Any] = {"num_prompt_tokens": len(generation.prompt_token_ids),
+        num_choices = generation.params.n
+        choices = range(num_choices) if num_choices > 1 else (generation.choice,)
+        streams = [self._choice(worker_id, replace(generation, choice=choice)) for choice in choices]
+        while streams:
+            for stream in list(streams):
+                delta = await anext(stream, None)
+                if delta is None:
+                    streams.remove(stream)
+                else:
+                    yield delta
+
+    async def _choice(self, worker_id: str, generation: Generation) -> AsyncGenerator[TokenDelta, None]:
+        params = generation.params
+        left = params.max_tokens - len(generation.output_token_ids)
+        facts: dict[str, Any] = {"num_prompt_tokens": len(generation.prompt_token_ids), "choice": generation.choice,
                                  "num_cached_tokens": 16 * len(generation.block_hashes)}
+        if params.prompt_logprobs is not None and not generation.choice and not generation.output_token_ids:
+            facts["prompt_logprobs"] = (None, *(
+                fake_logprobs(i, params.prompt_logprobs) for i in generation.prompt_token_ids[1:]))
         for step in self.script(worker_id, generation):
             await asyncio.sleep(0)
             if isinstance(step, asyncio.Event):
@@ -166,10 +190,23 @@ class FakeDecode:
             else:
                 ids = tuple(step)[:left]
                 left -= len(ids)
-                yield TokenDelta(generation.request_id, ids, None if left else FinishReason.LENGTH, **facts)
+                yield TokenDelta(generation.request_id, ids, None if left else FinishReason.LENGTH,
+                                 logprobs=_scores(ids, params.logprobs), **facts)
+                facts.pop("prompt_logprobs", None)
                 if not left:
                     return
-        yield TokenDelta(generation.request_id, (EOS,), FinishReason.STOP, stop_token_id=EOS, **facts)
+        yield TokenDelta(generation.request_id, (EOS,), FinishReason.STOP, stop_token_id=EOS,
+                         logprobs=_scores((EOS,), params.logprobs), **facts)
+
+
+def fake_logprobs(token_id: int, num_top: int) -> TokenLogprobs:
+    """The token is the likeliest but one: before it stands the id below."""
+    ids = tuple((token_id - 1 + i) % VOCAB_SIZE for i in range(num_top))
+    return TokenLogprobs(-0.5 - token_id / 1000, ids, tuple(-0.1 * (i + 1) for i in range(num_top)))
+
+
+def _scores(ids: Sequence[int], num_top: int | None) -> tuple[TokenLogprobs, ...]:
+    return () if num_top is None else tuple(fake_logprobs(i, num_top) for i in ids)
 
 
 def _tokenized(ids: Sequence[int], spec: HashSpec | None, strings: bool) -> Tokenized:

@@ -14,12 +14,14 @@ import httpx2
 from common.directory import Directory
 from common.placement import RouterPort
 from common.registry import MemoryRegistry
+from common.server_url import open_redis
 from common.service_record import ServiceRecord
 from gateway.admission import Admission
 from gateway.app import Ports, build_app
-from gateway.auth import load_keys
 from gateway.config import GatewayConfig
 from gateway.service import HttpServer
+from gateway.tenants.key_ring import KeyRing
+from gateway.tenants.redis_limits import RedisLimits
 from tests.fakes import MODEL, FakeDecode, FakeTokenizer
 
 M0: dict[str, Any] = {
@@ -34,6 +36,7 @@ class HttpGateway:
     tokenizer: FakeTokenizer
     admission: Admission
     server: HttpServer
+    keys: KeyRing
 
     @property
     def url(self) -> str:
@@ -70,15 +73,17 @@ async def http_gateway(
     await directory.refresh()
     decode, tokenizer = decode or FakeDecode(), tokenizer or FakeTokenizer()
     admission = Admission(config.max_concurrent_requests, config.overload_retry_after_s)
-    keys = load_keys(config.api_keys, config.api_key_file)
-    ports = Ports(tokenizer, decode, router, directory)
+    keys = KeyRing(config.api_keys, config.api_key_file)
+    limits_client = open_redis(config.redis_url)
+    ports = Ports(tokenizer, decode, router, directory, RedisLimits(limits_client, config.rate_limit_timeout_s))
     server = HttpServer(build_app(config, keys, ports, admission, "1.2.3"), config)
     await server.start()
     async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=20) as client:
         try:
-            yield HttpGateway(server.port, client, decode, tokenizer, admission, server)
+            yield HttpGateway(server.port, client, decode, tokenizer, admission, server, keys)
         finally:
             await server.stop()
+            await limits_client.aclose()
 
 
 async def until(condition: Any, what: str) -> None:

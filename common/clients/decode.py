@@ -17,11 +17,12 @@ import grpc.aio
 from common import logs, rpc
 from common.bus import Bus
 from common.clients.channels import ChannelPool
+from common.clients.delta_inbox import DeltaInbox
 from common.clients.generate import delta_from_proto, generation_to_proto
 from common.clients.worker import LOAD_SUBJECT
 from common.directory import Directory
 from common.errors import Cancelled, InvalidRequest, ShoalError, Unavailable, WorkerLost
-from common.generation import Generation, ModelFacts, TokenDelta, WorkerView
+from common.generation import FinishReason, Generation, ModelFacts, TokenDelta, WorkerView
 from common.service_record import ServiceRecord
 from proto import decode_pb2, decode_pb2_grpc, events_pb2
 
@@ -32,6 +33,7 @@ CONNECT_TIMEOUT_S = 5.0
 STALL_S = 3.0  # a worker sends something every second; silent for longer it is given up
 RECONNECT_WAIT_S = 0.3
 MAX_QUEUED_COMMANDS = 4096
+_ENDS_ALL = (FinishReason.ABORT, FinishReason.ERROR)  # of whichever choice
 
 
 class DecodeClient:
@@ -79,20 +81,21 @@ class DecodeClient:
         link = self._links.get(worker_id)
         if link is None or not link.connected:
             raise Unavailable(f"decode worker {worker_id} is not connected", retry_after_s=1.0)
-        deltas = link.submit(generation)
-        finished = False
+        inbox = link.submit(generation)
+        num_open = generation.params.n
         try:
-            while not finished:
-                delta = await deltas.get()
-                if isinstance(delta, ShoalError):
-                    finished = True
-                    raise delta
-                finished = delta.finish_reason is not None
-                if delta.error is not None:
-                    raise WorkerLost(delta.error.message) if isinstance(delta.error, Cancelled) else delta.error
-                yield delta
+            while num_open:
+                for delta in await inbox.take():
+                    if isinstance(delta, ShoalError):
+                        num_open = 0
+                        raise delta
+                    if delta.finish_reason is not None:
+                        num_open = 0 if delta.finish_reason in _ENDS_ALL else num_open - 1
+                    if delta.error is not None:
+                        raise WorkerLost(delta.error.message) if isinstance(delta.error, Cancelled) else delta.error
+                    yield delta
         finally:
-            link.forget(generation.request_id, abort=not finished)
+            link.forget(generation.request_id, abort=num_open > 0)
 
     def _view(self, link: _Link, model: str) -> WorkerView:
         record = link.record
@@ -148,7 +151,7 @@ class _Link:
         self.record = record
         self.connected = False
         self._event = connected_event
-        self._open: dict[str, asyncio.Queue[TokenDelta | ShoalError]] = {}
+        self._open: dict[str, DeltaInbox] = {}
         self._commands: _Commands = asyncio.Queue()  # of the attempt that is connected
         self._channel = channel
         self._failure = ""  # why the last attempt came to nothing
@@ -158,15 +161,14 @@ class _Link:
     def num_in_flight(self) -> int:
         return len(self._open)
 
-    def submit(self, generation: Generation) -> asyncio.Queue[TokenDelta | ShoalError]:
+    def submit(self, generation: Generation) -> DeltaInbox:
         if generation.request_id in self._open:
             raise InvalidRequest(f"request_id: {generation.request_id!r} is in use", param="request_id")
-        # A queue holds one request's unread deltas: bounded by its max_tokens.
-        queue: asyncio.Queue[TokenDelta | ShoalError] = asyncio.Queue()
+        inbox = DeltaInbox()
         if not self._send(decode_pb2.GenerateCommand(submit=generation_to_proto(generation))):
             raise Unavailable("the stream to the worker is congested", retry_after_s=1.0)
-        self._open[generation.request_id] = queue
-        return queue
+        self._open[generation.request_id] = inbox
+        return inbox
 
     def forget(self, request_id: str, *, abort: bool) -> None:
         if self._open.pop(request_id, None) is None or not (abort and self.connected):
@@ -226,9 +228,9 @@ class _Link:
                 if batch is grpc.aio.EOF:
                     return
                 for delta in batch.deltas:
-                    queue = self._open.get(delta.request_id)
-                    if queue is not None:  # aborted requests may still have a delta on the way
-                        queue.put_nowait(delta_from_proto(delta))
+                    inbox = self._open.get(delta.request_id)
+                    if inbox is not None:  # aborted requests may still have a delta on the way
+                        inbox.put(delta_from_proto(delta))
         finally:
             call.cancel()
             while not commands.empty():
@@ -243,8 +245,8 @@ class _Link:
         return True
 
     def _fail_open(self, why: str) -> None:
-        for queue in self._open.values():
-            queue.put_nowait(WorkerLost(why, retry_after_s=1.0))
+        for inbox in self._open.values():
+            inbox.put(WorkerLost(why, retry_after_s=1.0))
         self._open.clear()
 
 

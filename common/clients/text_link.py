@@ -47,17 +47,19 @@ class TextLink:
         """
         if self.broken:
             raise Unavailable("the text stream to the tokenizer has ended")
-        answer: asyncio.Future[tokenizer_pb2.TextItem] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[tokenizer_pb2.TextItem] = loop.create_future()
         self._asks[item.stream_id] = answer
+        timer = loop.call_later(timeout_s, _expire, answer)  # one ask a token: cheaper than `asyncio.timeout`
         self._send(item)
         try:
-            async with asyncio.timeout(timeout_s):
-                return await answer
+            return await answer
         except TimeoutError:
             if silence_is_stall:
                 self.close()
             raise Unavailable(f"the tokenizer did not answer within {timeout_s:g} s") from None
         finally:
+            timer.cancel()
             self._asks.pop(item.stream_id, None)
 
     def forget(self, stream_id: int) -> None:
@@ -119,3 +121,8 @@ class TextLink:
         for answer in self._asks.values():
             if not answer.done():
                 answer.set_exception(Unavailable(why.message, retry_after_s=1.0))
+
+
+def _expire(answer: asyncio.Future[tokenizer_pb2.TextItem]) -> None:
+    if not answer.done():
+        answer.set_exception(TimeoutError())

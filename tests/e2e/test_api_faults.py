@@ -88,10 +88,14 @@ async def test_text_held_back_for_a_stop_string_that_does_not_come_arrives(api: 
     assert text_in(answer, stream) == "ABCDEFGX"
 
 
-async def test_an_output_of_no_tokens_is_refused_and_harms_nobody(api: Api) -> None:
+async def test_an_output_of_no_tokens_is_an_echo_or_refused_and_harms_nobody(api: Api) -> None:
     """B03"""
     async with api.unharmed():
-        refusal(await api.complete("A B C", max_tokens=0, echo=True, logprobs=1), [400])
+        echo = (await api.complete("A B C", max_tokens=0, echo=True, logprobs=1)).json()
+        assert echo["choices"][0]["text"] == "A B C"
+        assert echo["choices"][0]["logprobs"]["token_logprobs"][0] is None
+        assert len(echo["choices"][0]["logprobs"]["tokens"]) == echo["usage"]["prompt_tokens"]
+        assert echo["usage"]["completion_tokens"] == 0
         refusal(await api.complete("A B C", max_tokens=0), [400], param="max_tokens")
         refusal(await api.complete("A B C", max_tokens=-1), [400], param="max_tokens")
         for wrong in (0, -1):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -82,6 +83,27 @@ async def test_tokens_arrive_with_counts_and_one_finish(running: Running) -> Non
     deltas = await running.run(running.generation("a"))
     assert [d.finish_reason for d in deltas] == [None] * 7 + [FinishReason.LENGTH]
     assert (deltas[-1].num_prompt_tokens, deltas[-1].num_output_tokens, len(tokens(deltas))) == (40, 8, 8)
+
+
+async def test_all_choices_of_a_request_come_each_with_one_finish_and_end_its_stream(running: Running) -> None:
+    asked = running.generation("a")
+    deltas = await running.run(replace(asked, params=replace(asked.params, n=3, prompt_logprobs=1)))
+    for choice in range(3):
+        own = [d for d in deltas if d.choice == choice]
+        assert [d.finish_reason for d in own] == [None] * 7 + [FinishReason.LENGTH]
+    assert [d.choice for d in deltas if d.prompt_logprobs] == [0]
+    assert deltas[0].prompt_logprobs, "the prompt's come before anything of the others"
+    again = await running.run(running.generation("a"))  # the id is free again, here and there
+    assert tokens(again) == tokens([d for d in deltas if d.choice == 0])
+
+
+async def test_closing_early_aborts_all_choices(running: Running) -> None:
+    asked = running.generation("a", 400)
+    stream = running.client.generate("decode-0", replace(asked, params=replace(asked.params, n=3)))
+    async for _ in stream:
+        break
+    await stream.aclose()  # type: ignore[attr-defined]
+    await until(lambda: running.stats.num_running == 0 and running.stats.num_free_blocks == 64)
 
 
 async def test_a_repeated_prompt_is_reported_as_cached_with_the_same_tokens(running: Running) -> None:

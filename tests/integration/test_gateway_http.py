@@ -11,8 +11,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from common.errors import Overloaded, Unavailable, WorkerLost
+from common.errors import InvalidRequest, Overloaded, Unavailable, WorkerLost
 from common.generation import WorkerView
+from common.grammar import Grammar, GrammarKind
 from tests.fakes import FINGERPRINT, MODEL, FakeDecode, says
 from tests.http_gateway import M0, HttpGateway, http_gateway
 
@@ -47,7 +48,9 @@ async def test_a_chat_is_answered_with_text_finish_and_usage(gateway: HttpGatewa
     assert choice["message"] == {"role": "assistant", "content": "hello", "refusal": None}
     assert choice["finish_reason"] == "stop"
     assert body["usage"] == {"prompt_tokens": 45, "completion_tokens": 6, "total_tokens": 51,
-                             "prompt_tokens_details": {"cached_tokens": 32}}
+                             "prompt_tokens_details": {"cached_tokens": 32},
+                             "completion_tokens_details": {"reasoning_tokens": 0}}
+    assert body["metrics"]["time_to_first_token_ms"] > 0
     assert body["system_fingerprint"].startswith("shoal-")
 
 
@@ -91,10 +94,18 @@ async def test_max_completion_tokens_wins_and_is_named_in_errors(gateway: HttpGa
 async def test_max_tokens_below_one_is_refused_and_nothing_breaks(gateway: HttpGateway, max_tokens: int) -> None:
     refusal(await gateway.chat(max_tokens=max_tokens), 400, "invalid_value", "max_tokens")
     refusal(await gateway.complete(max_tokens=max_tokens), 400, "invalid_value", "max_tokens")
-    answer = await gateway.complete(max_tokens=0, echo=True, logprobs=1)
-    assert answer.status_code == 400
+    refusal(await gateway.complete(max_tokens=-1, echo=True), 400, "invalid_value", "max_tokens")
     assert (await gateway.chat(max_tokens=1)).json()["usage"]["completion_tokens"] == 1
     assert await gateway.alive()
+
+
+async def test_an_echo_without_output_is_the_prompt_and_its_logprobs(gateway: HttpGateway) -> None:
+    body = (await gateway.complete(max_tokens=0, echo=True, logprobs=1)).json()
+    (choice,) = body["choices"]
+    assert choice["text"] == "A B C"
+    assert len(choice["logprobs"]["token_logprobs"]) == body["usage"]["prompt_tokens"] == 5
+    assert choice["logprobs"]["token_logprobs"][0] is None
+    assert body["usage"]["completion_tokens"] == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -139,14 +150,18 @@ async def test_prompt_and_output_together_must_fit_the_context(gateway: HttpGate
     ({"stream_options": {"include_usage": True}}, "invalid_value", "stream_options"),
     ({"chat_template": "{{ 1 }}"}, "invalid_value", "chat_template"),
     ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "invalid_value", "chat_template_kwargs.chat_template"),
-    ({"n": 2}, "unsupported_value", "n"),
-    ({"logprobs": True}, "unsupported_value", "logprobs"),
-    ({"presence_penalty": 0.5}, "unsupported_value", "presence_penalty"),
-    ({"response_format": {"type": "json_schema", "schema": {"type": "strng"}}}, "unsupported_value", "response_format"),
-    ({"structured_outputs": {"regex": "[a-"}}, "unsupported_value", "structured_outputs"),
+    ({"n": 65}, "invalid_value", "n"),
+    ({"logprobs": True, "top_logprobs": 21}, "invalid_value", "top_logprobs"),
+    ({"top_logprobs": 5}, "invalid_value", "top_logprobs"),
+    ({"presence_penalty": 2.5}, "invalid_value", "presence_penalty"),
+    ({"allowed_token_ids": [999999]}, "invalid_value", "allowed_token_ids"),
+    ({"response_format": {"type": "json_schema", "schema": {"type": "object"}}}, "invalid_value",
+     "response_format.json_schema"),
+    ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "invalid_value", "structured_outputs"),
+    ({"structured_outputs": {"structural_tag": {}}}, "unsupported_value", "structured_outputs.structural_tag"),
     ({"tool_choice": "required"}, "invalid_value", "tool_choice"),
-    ({"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"},
-     "unsupported_value", "tool_choice"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}],
+      "tool_choice": {"type": "function", "function": {"name": "nope"}}}, "invalid_value", "tool_choice"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://127.0.0.1/"}}]}]},
      "unsupported_value", "messages.0.content.0.type"),
 ])
@@ -156,6 +171,38 @@ async def test_a_wrong_value_is_a_400_that_names_its_field(
     for stream in ({}, {"stream": True}) if "stream_options" not in change else ({},):
         refusal(await gateway.chat(**change, **stream), 400, code, param)
     assert gateway.decode.generations == []
+
+
+@pytest.mark.parametrize(("change", "param"), [
+    ({"structured_outputs": {"regex": "[a-"}}, "structured_outputs.regex"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "strng"}}}},
+     "response_format.json_schema.schema"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "not": {}}}}],
+      "tool_choice": "required"}, "tools")])
+async def test_a_grammar_that_a_worker_refuses_is_a_400_that_names_the_clients_field(
+    gateway: HttpGateway, change: dict[str, Any], param: str
+) -> None:
+    gateway.decode.script = lambda _worker, _generation: [InvalidRequest("grammar: cannot be read", param="grammar")]
+    for stream in (False, True):
+        message = refusal(await gateway.chat(**change, stream=stream), 400, "invalid_value", param)
+        assert message == f"{param}: cannot be read"
+    assert len(gateway.decode.generations) == 2  # no other worker is asked
+    gateway.decode.script = says("hello")
+    assert await gateway.alive()
+
+
+async def test_what_was_asked_of_tokens_reaches_the_worker(gateway: HttpGateway) -> None:
+    await gateway.chat(
+        presence_penalty=0.5, frequency_penalty=-0.5, repetition_penalty=1.1, min_p=0.1, min_tokens=2, top_k=7,
+        logprobs=True, top_logprobs=3, allowed_token_ids=[104, 105], bad_words=["no"], regex="hi+", priority=-3)
+    generation = gateway.decode.generations[-1]
+    params = generation.params
+    assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (0.5, -0.5, 1.1)
+    assert (params.min_p, params.min_tokens, params.top_k, params.logprobs) == (0.1, 2, 7, 3)
+    assert params.allowed_token_ids == (104, 105)
+    assert tuple(b"no") in params.bad_words
+    assert params.grammar == Grammar(GrammarKind.REGEX, "hi+")
+    assert generation.priority == -3
 
 
 async def test_values_that_ask_for_nothing_and_unknown_fields_are_accepted(gateway: HttpGateway) -> None:

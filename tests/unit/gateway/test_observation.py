@@ -11,7 +11,8 @@ from prometheus_client import REGISTRY
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway.goodput import SloLimits
-from gateway.observation import Observer, observation
+from gateway.observation import Observation, Observer, observation
+from gateway.order import Usage
 
 
 def counted(name: str) -> float:
@@ -42,3 +43,15 @@ async def test_a_request_that_the_end_of_the_process_cuts_off_is_not_judged(stat
         await task
     assert (counted("requests"), counted("good")) == before
     assert observation(scope).error is not None
+
+
+def test_the_time_per_token_of_several_choices_is_the_mean_of_their_own_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("gateway.observation.time.perf_counter", lambda: now)
+    seen = Observation("x", started=0.0, model="observed")
+    for num_tokens, (now, choice) in enumerate(((1.0, 0), (1.5, 1), (2.0, 0), (4.5, 1)), 1):  # noqa: B007
+        seen.content(Usage(1, 0, num_tokens), choice)
+        assert seen.first_content_s == 1.0
+    assert seen.tpot_s == pytest.approx((1.0 + 3.0) / 2)
+    seen.content(Usage(1, 0, 5), 2)
+    assert seen.tpot_s == pytest.approx((1.0 + 3.0) / 2), "the first token of a choice has no gap"

@@ -1,0 +1,1 @@
+"""What the gateway and its tokenizer cost, beside what they are compared with."""

@@ -1,0 +1,1 @@
+"""How models write reasoning and tool calls: one reader for each family of formats."""
