@@ -11,20 +11,25 @@ TORCH_INDEX := $(if $(shell command -v nvidia-smi)$(PIP_FIND_LINKS)$(PIP_INDEX_U
 # Test files that run at once; most of their time goes into waiting for processes.
 JOBS ?= 2
 
-.PHONY: up test test-all compose-test bench-clients check smoke clean
+.PHONY: up test test-all test-clients compose-test bench-clients check smoke clean
 
 up: $(STAMP)
 	exec $(BIN)/shoal up
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m 'not full and not compose' -n $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -m 'not full and not compose and not clients' -n $(JOBS) --dist loadfile
 
 test-all: $(STAMP)
-	$(BIN)/python -m pytest -m 'not compose' -n $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -m 'not compose and not clients' -n $(JOBS) --dist loadfile
 
 # Needs a Docker engine with compose; without an image registry, first: tests/compose/stand_ins/build > .env
 compose-test: $(STAMP)
 	$(BIN)/python -m pytest -m compose -s -v tests/compose
+
+# Client libraries and lm-eval against our stack with the real small model, each in an environment of its own, made on
+# first use.
+test-clients: $(STAMP)
+	$(if $(TORCH_INDEX),PIP_EXTRA_INDEX_URL=$(lastword $(TORCH_INDEX))) $(BIN)/python -m pytest -m clients -v tests/clients
 
 # guidellm and aiperf against our stack, each in an environment of its own, made on first use.
 bench-clients: $(STAMP)

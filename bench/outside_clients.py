@@ -11,9 +11,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tempfile
-import venv
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -23,6 +21,7 @@ from typing import Any, Final
 
 from rich.progress import Progress
 
+from bench.client_environment import ClientEnvironment
 from bench.figures import Figure
 from bench.serve.options import CHAT, DatasetOptions, ServeOptions
 from bench.serve.runner import measure as measure_serve
@@ -34,7 +33,7 @@ from stack.stack_process import StackProcess
 _PACKAGES: Final = {"guidellm": "guidellm==0.8.1", "aiperf": "aiperf==0.13.0"}
 _INPUT, _OUTPUT = 32, 8  # tokens
 _LOAD: Final = 0.3  # of the time, one request after the other
-_START_S, _INSTALL_S, _CLIENT_S = 120.0, 1800.0, 900.0
+_START_S, _CLIENT_S = 120.0, 900.0
 _NOWHERE: Final = "http://127.0.0.1:9"
 _RATIO, _ABSOLUTE_MS = 0.1, 5.0  # what may lie between the two means, whichever is more
 
@@ -160,15 +159,12 @@ def _run(name: str, program: Path, target: Target) -> tuple[float, int]:
 def _program(home: Path, name: str, install: bool) -> Path:
     if name not in CLIENTS:
         raise ConfigError(f"--only: must be one of {', '.join(CLIENTS)}, got {name!r}", param="only")
-    binaries = home / name / "bin"
-    if not (binaries / name).exists():
+    environment = ClientEnvironment(home / name, (_PACKAGES[name],))
+    if not environment.is_made:
         if not install:
             raise ConfigError(f"{name} is not in {home}: add --install (it takes about 1 GB)", param="install")
-        print(f"installing {_PACKAGES[name]} into {home / name}", file=sys.stderr, flush=True)
-        venv.create(home / name, with_pip=True)
-        subprocess.run([binaries / "python", "-m", "pip", "install", "--quiet", _PACKAGES[name]],
-                       check=True, timeout=_INSTALL_S)
-    return binaries / name
+        environment.make()
+    return environment.program(name)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Bodies and parameters drawn from our own OpenAPI document: no fault of ours, and no answer that it does not declare.
 
 Half of the bodies are drawn to fit the document and half not to. Of what fits, most get what no drawing hits: the name
-of the model, an output limit that ends soon, an input, and but a few fields: of many drawn at once some ask too much.
+of the model, an input, and but a few fields: of many drawn at once some ask for too much.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ def call_all(operation: Any, stack: RunningStack, session: requests.Session, max
         if mode is GenerationMode.POSITIVE:
             cases = st.builds(aimed, cases, st.sampled_from((stack.model, stack.model, stack.model, None)),
                               st.sets(st.integers(0, 60), max_size=4), st.booleans())
+        cases = cases.map(with_an_end)
         run = settings(
             max_examples=max_examples // len(modes), deadline=None, database=None, derandomize=True,
             phases=(Phase.generate,), suppress_health_check=list(HealthCheck))
@@ -85,17 +86,24 @@ def call_all(operation: Any, stack: RunningStack, session: requests.Session, max
     return statuses
 
 
+def with_an_end(case: Case) -> Case:
+    """Few tokens of output, where any are asked for: of n choices without a limit each may fill the context."""
+    if case.operation.path in INPUT_OF and isinstance(case.body, dict):
+        case.body.setdefault("max_tokens", 8)
+        for name in ("max_tokens", "max_completion_tokens"):
+            if isinstance(case.body.get(name), int):
+                case.body[name] = min(case.body[name], 8)
+    return case
+
+
 def aimed(case: Case, model: str | None, kept: set[int], has_input: bool) -> Case:
-    """The case as drawn, or for a model that is there, with an end in sight and few of its fields, by their number."""
+    """The case as drawn, or for a model that is there and with few of its fields, by their number."""
     if model is not None and isinstance(case.body, dict):
         case.body = {name: value for number, (name, value) in enumerate(sorted(case.body.items()))
                      if number in kept or name in INPUTS}
         case.body["model"] = model
         if has_input:
             case.body |= INPUT_OF.get(case.operation.path, {})
-        for name in ("max_tokens", "max_completion_tokens"):
-            if isinstance(case.body.get(name), int):
-                case.body[name] = 1 + abs(case.body[name]) % 8
     if model is not None and "model_id" in (case.path_parameters or {}):
         case.path_parameters["model_id"] = model
     if model is not None and "model" in (case.query or {}):
