@@ -191,17 +191,33 @@ def a_schema(**schema: Any) -> dict[str, Any]:
     pytest.param({"response_format": "json"}, id="format as text"),
     pytest.param(a_schema(type="strng"), id="unknown type"),
     pytest.param(a_schema(type="object", unevaluatedProperties=False), id="unsupported keyword"),
+    pytest.param(a_schema(type="string", pattern="[a-"), id="open bracket in a schema"),
+    pytest.param(a_schema(**{"$ref": "#/$defs/none"}), id="reference to nothing"),
+    pytest.param({"structured_outputs": {"json": {"type": "strng"}}}, id="unknown type, as in vLLM"),
+    pytest.param({"tools": [{"type": "function", "function": {"name": "f", "parameters": {
+        "type": "object", "properties": {"a": {"type": "strng"}}}}}], "tool_choice": "required"}, id="tool"),
     pytest.param({"structured_outputs": {"regex": "[a-"}}, id="open bracket"),
     pytest.param({"structured_outputs": {"regex": "("}}, id="open group"),
 ])
 async def test_a_bad_schema_or_pattern_is_refused_by_name_before_any_token(api: Api, change: dict[str, Any]) -> None:
     """B09"""
-    (field,) = change
+    field = next(iter(change))
     async with api.unharmed():
         for stream in (False, True):
             answer = await api.chat(**change, stream=stream)
             assert field in refusal(answer, [400])
             assert answer.json()["error"]["param"].split(".")[0] == field
+
+
+@pytest.mark.parametrize("keyword", [
+    {"uniqueItems": True}, {"not": {"type": "null"}}, {"if": {}, "then": {}}, {"contains": {"type": "null"}},
+    {"propertyNames": {"pattern": "a"}}, {"dependentRequired": {"a": ["b"]}},
+], ids=lambda keyword: next(iter(keyword)))
+async def test_a_keyword_that_is_not_enforced_is_refused_by_its_name(api: Api, keyword: dict[str, Any]) -> None:
+    """B09"""
+    field = "response_format.json_schema.schema"
+    message = refusal(await api.chat(**a_schema(**keyword)), [400], param=field)
+    assert next(iter(keyword)) in message
 
 
 @pytest.mark.parametrize("options", [None, {}, {"include_usage": False}, {"include_usage": True}])
@@ -222,6 +238,25 @@ async def test_usage_comes_when_asked_for_and_a_finish_reason_is_null_until_the_
     assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
     assert [c["choices"][0]["finish_reason"] for c in chunks] == [None] * (len(chunks) - 1) + ["length"]
     assert text_of(chunks) == whole["choices"][0]["message"]["content"]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_choices_of_a_stream_each_have_one_finish_reason_and_their_usage_is_counted_once(
+    api: Api, path: str
+) -> None:
+    """B13"""
+    body = {"model": api.stack.model, "max_tokens": 8, "n": 3, "prompt": "a b c d e f g h i j k l",
+            "messages": [{"role": "user", "content": "hi"}]}
+    del body["prompt" if "chat" in path else "messages"]
+    whole = (await api.client.post(path, json=body)).json()
+    *chunks, last, done = events((await api.client.post(
+        path, json={**body, "stream": True, "stream_options": {"include_usage": True}})).text)
+    assert (done, last["choices"], last["usage"]["completion_tokens"]) == ("[DONE]", [], 24)
+    assert last["usage"] == whole["usage"]
+    assert {(c["id"], c["created"], c["usage"]) for c in chunks} == {(last["id"], last["created"], None)}
+    for index in range(3):
+        reasons = [c["finish_reason"] for chunk in chunks for c in chunk["choices"] if c["index"] == index]
+        assert reasons == [None] * (len(reasons) - 1) + ["length"]
 
 
 async def test_stream_options_without_a_stream_are_refused(api: Api) -> None:

@@ -18,7 +18,7 @@ from tests.http_gateway import events, text_of
 from tests.stack import RunningStack
 
 NUM_TOKENS, NUM_SLOTS = 200, 2  # of a stream; of each of the two decode workers
-DRAIN_S = 12
+DRAIN_S = 10
 WORKERS = ("decode-0", "decode-1", "prefill-0")
 ENV = {
     "SHOAL_DECODE_MOCK_STEP_S": "0.01", "SHOAL_PREFILL_MOCK_STEP_S": "0.01",
@@ -50,8 +50,8 @@ async def quiet_texts(api: Api) -> list[str]:
     return [text_of(events(answer.text)) for answer in answers]
 
 
-async def running_on_all(api: Api, num_requests: int) -> None:
-    """All slots of all workers are taken, and what there is beyond them waits."""
+async def at_the_workers(api: Api, num_requests: int) -> None:
+    """So many are at the decode workers."""
     async with asyncio.timeout(10):
         while sum([await api.metric("shoal_requests_running", w) + await api.metric("shoal_requests_waiting", w)
                    for w in ("decode-0", "decode-1")]) < num_requests:
@@ -81,9 +81,9 @@ async def test_a_gateway_that_is_told_to_end_lets_its_streams_end_first(stack: R
     """B30"""
     quiet, before = await quiet_texts(api), await incarnations(stack, "gateway-0")
     streams = [start(api, i) for i in range(2 * NUM_SLOTS)]
-    await running_on_all(api, 2 * NUM_SLOTS)
+    await at_the_workers(api, 2 * NUM_SLOTS)
     queued = start(api, 9, max_tokens=4, stream=False)
-    await running_on_all(api, 2 * NUM_SLOTS + 1)
+    await api.until("shoal_gateway_requests_in_flight", lambda value: value == 2 * NUM_SLOTS + 1, process="gateway-0")
     await asyncio.to_thread(stack.kill, "gateway-0", signal.SIGTERM)
     async with asyncio.timeout(2):
         while (await api.client.get("/ready")).status_code == 200:
@@ -106,8 +106,7 @@ async def test_past_the_limit_of_a_drain_what_still_runs_ends_in_an_error(
     """B30"""
     before = await incarnations(stack, "gateway-0")
     endless = start(api, 1, max_tokens=100 * DRAIN_S * 4, stream=stream)
-    await running_on_all(api, 1)
-    await asyncio.sleep(0.3)
+    await at_the_workers(api, 1)
     await asyncio.to_thread(stack.kill, "gateway-0", signal.SIGTERM)
     answer = await endless
     if stream:
@@ -128,7 +127,7 @@ async def test_any_other_service_that_is_told_to_end_is_not_seen_in_a_stream(
     quiet, before = await quiet_texts(api), await incarnations(stack, victim)
     streams = [start(api, i, cache_salt=victim) for i in range(2 * NUM_SLOTS)]
     if victim != "prefill-0":  # which is to have prompts in work
-        await running_on_all(api, 2 * NUM_SLOTS)
+        await at_the_workers(api, 2 * NUM_SLOTS)
     queued = start(api, 9, max_tokens=4, stream=False)
     await asyncio.to_thread(stack.kill, victim, signal.SIGTERM)
     new = start(api, 10, max_tokens=4, stream=False)
