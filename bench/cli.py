@@ -104,6 +104,23 @@ def kernels(
 
 
 @app.command()
+def gateway(
+    quick: Quick = False, json_file: JsonFile = None,
+    model: Annotated[str, typer.Option(help="model name or folder, for its tokenizer")] = "smollm2",
+) -> None:
+    """Gateway and tokenizer with a mock engine: streams beside a raw loop, cost of a token, requests, chat encoding."""
+    from bench.figures import report
+    from bench.gateway_area.measure import measure
+    from stack.__main__ import one_line_errors
+    from stack.model_fetch import default_cache_dir, resolve_model
+
+    with one_line_errors():
+        figures = measure(resolve_model(model, default_cache_dir()), quick=quick)
+    if not report("shoal bench gateway", figures, json_file):
+        raise typer.Exit(1)
+
+
+@app.command()
 def kv(quick: Quick = False, json_file: JsonFile = None) -> None:
     """Store put and get and KV hand-off by both transports, between real processes, beside a plain copy."""
     from bench.figures import report

@@ -27,6 +27,7 @@ class Directory:
         self._registry, self._poll_s, self._grace_s = registry, poll_s, grace_s
         self._records: dict[Key, ServiceRecord] = {}
         self._missing_since: dict[Key, float] = {}
+        self._listed_models: set[tuple[str, str]] = set()  # (service, model) of all records ever; few, never forgotten
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.reachable = False
@@ -52,6 +53,10 @@ class Directory:
         """Records in any state."""
         return [r for _, r in sorted(self._records.items()) if r.service == service]
 
+    def has_listed(self, service: str, model: str) -> bool:
+        """Whether the service ever had a record with the model."""
+        return (service, model) in self._listed_models
+
     async def changed(self, timeout_s: float) -> None:
         """Return at the next change, or after `timeout_s`."""
         try:
@@ -70,6 +75,7 @@ class Directory:
             return
         before = dict(self._records)
         self._records.update(listed)
+        self._listed_models.update((r.service, model) for r in listed.values() for model in r.models)
         now = time.monotonic()
         for key in self._records.keys() - listed.keys():
             since = self._missing_since.setdefault(key, now)

@@ -134,6 +134,13 @@ class Cancelled(ShoalError):
     code, http_status, openai_type, grpc_status = "cancelled", 499, "server_error", "CANCELLED"
 
 
+class ReaderTooSlow(ShoalError):
+    """The caller does not read its stream, and what waits for it is beyond the bound."""
+
+    code, http_status, openai_type, grpc_status = (
+        "reader_too_slow", 408, "invalid_request_error", "RESOURCE_EXHAUSTED")
+
+
 class FingerprintMismatch(ShoalError):
     """Two parties disagree on model, dtype, KV layout, block size or hash scheme; both values are named."""
 

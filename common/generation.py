@@ -98,6 +98,7 @@ class WorkerView:
     num_free_blocks: int = 0
     num_in_flight: int = 0  # sent by this process and not ended
     incarnation: str = ""
+    connection: int = 0  # of this process to that life of it, counted up at each reconnect
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from enum import StrEnum
 from common.errors import InvalidRequest
 
 MAX_GRAMMAR_BYTES = 256 << 10
+LENIENT = "x-lenient"  # true in a part of a schema: what of that part cannot be enforced is left out, not refused
 
 
 class GrammarKind(StrEnum):

@@ -79,8 +79,8 @@ class TextStream(Protocol):
 
     async def push(self, token_ids: Sequence[int]) -> TextDelta: ...
 
-    async def finish(self) -> TextDelta:
-        """No more tokens: release held-back text."""
+    async def finish(self, token_ids: Sequence[int] = ()) -> TextDelta:
+        """The last tokens, if there are any left: their text and what was held back."""
 
     def close(self) -> None:
         """Forget the stream; allowed in every state."""

@@ -1,4 +1,4 @@
-"""The HTTP application: every route, and the layers around them (observer, key guard, rate limits, then routes)."""
+"""The HTTP application: every route, and what is around them: CORS, observer, key guard, rate limits, then routes."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from gateway.auth import KeyGuard
 from gateway.chat_request import ChatRequest
 from gateway.completion_request import CompletionRequest
 from gateway.config import GatewayConfig
+from gateway.cors import allow_origins, origins_of
 from gateway.errors import FAULT_TEXT, error_response, from_http_exception
 from gateway.generation_answer import GenerationAnswer, GenerationDesk
 from gateway.goodput import SloLimits
@@ -35,6 +36,7 @@ from gateway.observation import Observer, observation
 from gateway.openapi import body_of, describe, refusals, stream_of
 from gateway.pipeline import Pipeline, PipelineLimits
 from gateway.readiness import readiness
+from gateway.request_body import BodyLimits, BodyReader
 from gateway.server_facts import ServerFacts
 from gateway.tenants.key_ring import KeyRing
 from gateway.tenants.rate_limits import RateLimitGuard, RateLimitStore
@@ -71,9 +73,9 @@ def build_app(config: GatewayConfig, keys: KeyRing, ports: Ports, admission: Adm
     """The whole application, ready to be served."""
     slo = SloLimits(config.slo_ttft_ms / 1000, config.slo_tpot_ms / 1000)
     slo.publish()
-    limited = RateLimitGuard(build_routes(config, ports, admission, version), ports.limits,
+    limited = RateLimitGuard(build_routes(config, ports, admission, version), ports.limits, keys.has_tenant,
                              allow_on_failure=config.rate_limit_on_failure == "allow")
-    return Observer(KeyGuard(limited, keys), slo)
+    return allow_origins(Observer(KeyGuard(limited, keys), slo), origins_of(config.cors_origins))
 
 
 def build_routes(config: GatewayConfig, ports: Ports, admission: Admission, version: str) -> FastAPI:
@@ -83,8 +85,11 @@ def build_routes(config: GatewayConfig, ports: Ports, admission: Admission, vers
     pipeline = Pipeline(ports.tokenizer, ports.decode, ports.router, PipelineLimits(
         AttemptLimits(config.worker_wait_s, config.max_placements), config.default_max_tokens))
     formats = ModelFormats(ports.tokenizer, config.tool_call_parser, config.reasoning_parser)
-    _add_generation(app, GenerationDesk(pipeline, admission, config, formats, TokenTexts(ports.tokenizer)))
-    _add_text(app, TextDesk(ports.tokenizer, pipeline, admission, config))
+    bodies = BodyReader(BodyLimits(
+        config.max_body_bytes, config.body_timeout_s, config.max_bodies_at_once, config.max_body_bytes_at_once,
+        config.overload_retry_after_s))
+    _add_generation(app, GenerationDesk(pipeline, admission, bodies, config, formats, TokenTexts(ports.tokenizer)))
+    _add_text(app, TextDesk(ports.tokenizer, pipeline, admission, bodies, config))
     _add_models(app, pipeline, ports.decode)
     _add_facts(app, pipeline, ServerFacts(
         ports.tokenizer, ports.decode, ports.directory, admission, config, version))

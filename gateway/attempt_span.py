@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from common import trace
+from common.cancellation import is_cancelled
 from common.placement import Placement
 from common.span import NO_SPAN, Span, SpanLink
 
@@ -70,13 +71,8 @@ class AttemptSpan:
 
     def _end(self, error: BaseException | None) -> None:
         """A reader that has the text it wanted closes the stream early: that is no fault."""
-        closed = isinstance(error, GeneratorExit) and not _is_cancelled()
+        closed = isinstance(error, GeneratorExit) and not is_cancelled()
         stopped = isinstance(error, GeneratorExit | asyncio.CancelledError) and self._is_enough
         if error is not None and not closed and not stopped:
             self.span.fail(error)
         self.span.finish()
-
-
-def _is_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

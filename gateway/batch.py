@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+import functools
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -12,12 +13,16 @@ from gateway.pipeline import Pipeline
 
 
 def run_all(
-    pipeline: Pipeline, orders: Sequence[Order], deadline: float, at_once: int
+    pipeline: Pipeline, orders: Sequence[Order], deadline: float, at_once: int,
+    on_placed: Callable[[Usage], None] | None = None,
 ) -> AsyncGenerator[Piece | Ending, None]:
-    """An ending for each choice of each order; usages are of the whole call so far. An error of one order ends all."""
+    """An ending for each choice of each order; usages are of the whole call so far. An error of one order ends all.
+
+    `on_placed` is told the usage whenever the prompt of another order is about to be given to a worker.
+    """
     if len(orders) == 1:
-        return pipeline.run(orders[0], deadline)
-    counts = _CallCounts(len(orders))
+        return pipeline.run(orders[0], deadline, on_placed)
+    counts = _CallCounts(len(orders), on_placed)
     return merged([_numbered(pipeline, order, deadline, index, index * order.n, counts)
                    for index, order in enumerate(orders)], at_once)
 
@@ -25,7 +30,8 @@ def run_all(
 class _CallCounts:
     """The usage of a call: of each order the last that was told."""
 
-    def __init__(self, num_orders: int) -> None:
+    def __init__(self, num_orders: int, on_placed: Callable[[Usage], None] | None) -> None:
+        self._on_placed = on_placed
         self._of_order = [Usage(0, 0, 0)] * num_orders
         self._total = Usage(0, 0, 0)
 
@@ -38,10 +44,15 @@ class _CallCounts:
             total.num_output_tokens + usage.num_output_tokens - old.num_output_tokens)
         return self._total
 
+    def placed(self, index: int, usage: Usage) -> None:
+        total = self.take(index, usage)
+        if self._on_placed is not None:
+            self._on_placed(total)
+
 
 async def _numbered(
     pipeline: Pipeline, order: Order, deadline: float, index: int, first_choice: int, counts: _CallCounts
 ) -> AsyncGenerator[Piece | Ending, None]:
-    async with aclosing(pipeline.run(order, deadline)) as events:
+    async with aclosing(pipeline.run(order, deadline, functools.partial(counts.placed, index))) as events:
         async for event in events:
             yield replace(event, choice=first_choice + event.choice, usage=counts.take(index, event.usage))

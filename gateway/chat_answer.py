@@ -11,6 +11,7 @@ import orjson
 
 from common.tokenized import TokenText
 from gateway.chat_reader import ChatReader
+from gateway.json_lists import encoded, json_list
 from gateway.logprob_shapes import chat_entries, prompt_entries
 from gateway.order import Ending, Order, Piece
 from gateway.parsed import ContentDelta, OutputParser, ParsedDelta, ReasoningDelta, ToolCallStart
@@ -43,10 +44,11 @@ class ChatStyle:
         return chat_entries(piece.token_ids, piece.logprobs, order.logprobs or 0, texts,
                             as_ids=order.return_tokens_as_token_ids)
 
-    def prompt_entries(self, piece: Piece, texts: Mapping[int, TokenText]) -> list[dict[str, Any] | None] | None:
+    def prompt_entries(self, piece: Piece, texts: Mapping[int, TokenText]) -> orjson.Fragment | None:
         if not piece.prompt_logprobs or self.order.prompt_logprobs is None:
             return None
-        return prompt_entries(piece.prompt_token_ids, piece.prompt_logprobs, self.order.prompt_logprobs, texts)
+        return json_list(encoded(prompt_entries(
+            piece.prompt_token_ids, piece.prompt_logprobs, self.order.prompt_logprobs, texts)))
 
 
 @dataclass(slots=True)
@@ -130,7 +132,8 @@ class _Whole:
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
-    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    arguments: list[list[str]] = field(default_factory=list)  # of each call, part by part
+    logprobs: list[bytes] = field(default_factory=list)  # encoded
     prompt_token_ids: tuple[int, ...] = ()
     token_ids: list[int] = field(default_factory=list)
     end: dict[str, Any] = field(default_factory=dict)
@@ -142,10 +145,10 @@ class _Whole:
             elif isinstance(delta, ReasoningDelta):
                 self.reasoning.append(delta.text)
             elif isinstance(delta, ToolCallStart):
-                self.calls.append({"id": new_call_id(), "type": "function", "function": {
-                    "name": delta.name, "arguments": ""}})
+                self.calls.append({"id": new_call_id(), "type": "function", "function": {"name": delta.name}})
+                self.arguments.append([])
             else:
-                self.calls[delta.index]["function"]["arguments"] += delta.text
+                self.arguments[delta.index].append(delta.text)
 
     def message(self, reasoning_fields: tuple[str, ...]) -> dict[str, Any]:
         content = "".join(self.content)
@@ -153,6 +156,8 @@ class _Whole:
             "role": "assistant", "content": content or (None if self.calls else ""), "refusal": None}
         if self.reasoning:
             message.update(dict.fromkeys(reasoning_fields, "".join(self.reasoning)))
+        for call, parts in zip(self.calls, self.arguments, strict=True):
+            call["function"]["arguments"] = "".join(parts)
         if self.calls:
             message["tool_calls"] = self.calls
         return message
@@ -164,16 +169,17 @@ class ChatBody:
     def __init__(self, style: ChatStyle, envelope: Envelope) -> None:
         self._style, self._envelope = style, envelope
         self._choices: dict[int, _Whole] = {}
-        self._prompt_logprobs: list[dict[str, Any] | None] | None = None
+        self._prompt_logprobs: orjson.Fragment | None = None  # all choices have the same prompt
 
     def add(self, piece: Piece, texts: Mapping[int, TokenText]) -> None:
         choice = self._choices.get(piece.choice)
         if choice is None:
             choice = self._choices[piece.choice] = _Whole(self._style.open_reader())
             choice.prompt_token_ids = piece.prompt_token_ids
-            self._prompt_logprobs = self._style.prompt_entries(piece, texts)
+            if self._prompt_logprobs is None:
+                self._prompt_logprobs = self._style.prompt_entries(piece, texts)
         choice.take(choice.reader.read(piece))
-        choice.logprobs += self._style.entries(piece, texts)
+        choice.logprobs.append(encoded(self._style.entries(piece, texts)))
         choice.token_ids += piece.token_ids
 
     def finish(self, ending: Ending) -> None:
@@ -188,7 +194,8 @@ class ChatBody:
         return self._envelope.body(choices, last, **more)
 
     def _choice(self, index: int, choice: _Whole) -> dict[str, Any]:
-        logprobs = {"content": choice.logprobs, "refusal": None} if self._style.order.logprobs is not None else None
+        has_logprobs = self._style.order.logprobs is not None
+        logprobs = {"content": json_list(*choice.logprobs), "refusal": None} if has_logprobs else None
         body = {"index": index, "message": choice.message(self._style.reasoning_fields), "logprobs": logprobs,
                 **choice.end}
         if self._style.order.return_token_ids:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, ClassVar
 
 from pydantic import ConfigDict, Field
 
 from common.errors import InvalidRequest
 from common.generation import ModelFacts
+from common.grammar import GrammarKind
 from common.sampling_params import MAX_LOGPROBS
 from common.tokenized import ChatPrompt
 from gateway import unsupported
@@ -15,7 +17,7 @@ from gateway.field_types import INT32_MAX, WHOLE, TokenIds
 from gateway.generation_request import GenerationRequest
 from gateway.messages import Messages, chat_prompt
 from gateway.order import Order, ToolUse
-from gateway.output_parsers import FORCED_PARSER, NONE, Formats, ToolSpec, tool_grammar
+from gateway.output_parsers import FORCED_PARSER, NONE, Answer, Formats, ToolSpec, tool_grammar
 from gateway.structured_output import Constraint
 from gateway.tools import ToolChoice, Tools, functions_of, tool_choice
 
@@ -36,7 +38,8 @@ class ChatRequest(GenerationRequest):
         None, description="so many of the likeliest beside each token; only with logprobs: true")
     tools: Tools | None = Field(None, description="functions that the model may call; its template shows them")
     tool_choice: str | dict[str, Any] | None = Field(
-        None, description="none, auto (default), required, one function by name, or allowed_tools")
+        None, description="none, auto (default), required, one function by name, or allowed_tools; of a constraint on "
+        "the output: with auto a JSON schema is of what is no call, with calls that have to be made none is applied")
     parallel_tool_calls: bool | None = Field(None, description="false: one call at most; default true")
     reasoning_effort: str | None = Field(
         None, max_length=64, description="for templates that know it; none: no reasoning")
@@ -61,11 +64,13 @@ class ChatRequest(GenerationRequest):
             max_tokens, max_tokens_param = self.max_completion_tokens, "max_completion_tokens"
         return self.new_orders(
             model, [prompt], constraint, affinity_key, max_tokens=max_tokens, max_tokens_param=max_tokens_param,
-            prompt_param=prompt_param, logprobs=self._num_logprobs(), tools=self._tool_use(choice, formats),
+            prompt_param=prompt_param, logprobs=self._num_logprobs(), tools=self._tool_use(choice, formats, constraint),
             reasoning_parser=self._reasoning_parser(formats, constraint), include_reasoning=self.include_reasoning)
 
     def _prompt(self, choice: ToolChoice) -> tuple[ChatPrompt | tuple[int, ...], str]:
         """The prompt, and the field that it came in."""
+        if self.input_ids is not None and self.messages is not None:
+            raise InvalidRequest("input_ids: not together with messages", param="input_ids")
         if self.input_ids is None:
             if self.messages is None:
                 raise InvalidRequest("messages: is required", param="messages")
@@ -85,20 +90,28 @@ class ChatRequest(GenerationRequest):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def _constraint(self, choice: ToolChoice, formats: Formats) -> Constraint | None:
-        """What the client asks of its output, or what makes it calls."""
+        """What the client asks of its output, what makes it calls, or both: then calls go in JSON, too."""
         asked = self.constraint()
-        if asked is not None and choice.functions:
-            raise InvalidRequest(
-                f"{asked.param}: together with tools only with tool_choice: 'none'; an output has one constraint",
-                param=asked.param)
-        if not choice.is_forced:
+        if not choice.functions or (asked is None and not choice.is_forced):
             return asked
-        specs = [ToolSpec(function.name, function.parameters) for function in choice.functions]
-        return Constraint(tool_grammar(
-            formats.tool_parser, specs, named=choice.named, one_at_most=self.parallel_tool_calls is False), "tools")
+        answer = None
+        if asked is not None and not choice.is_forced:
+            if asked.grammar.kind is not GrammarKind.JSON_SCHEMA:
+                raise InvalidRequest(
+                    f"{asked.param}: together with tools that may be called only as a JSON schema; else with "
+                    "tool_choice: 'none'", param=asked.param)
+            answer = Answer(json.loads(asked.grammar.text), asked.param)
+        params = {tool.function.name: f"tools.{i}.function.parameters"
+                  for i, tool in enumerate(self.tools or []) if tool.function is not None}
+        specs = [ToolSpec(function.name, function.parameters, params[function.name], function.strict is True)
+                 for function in choice.functions]
+        made = tool_grammar(
+            formats.tool_parser, specs, named=choice.named, one_at_most=self.parallel_tool_calls is False,
+            answer=answer)
+        return Constraint(made.grammar, "tools" if answer is None else answer.param, made.places)
 
-    def _tool_use(self, choice: ToolChoice, formats: Formats) -> ToolUse | None:
-        parser = FORCED_PARSER if choice.is_forced else formats.tool_parser
+    def _tool_use(self, choice: ToolChoice, formats: Formats, constraint: Constraint | None) -> ToolUse | None:
+        parser = formats.tool_parser if constraint is None else FORCED_PARSER
         if not choice.functions or parser == NONE:
             return None
         names = (choice.named,) if choice.named else tuple(function.name for function in choice.functions)

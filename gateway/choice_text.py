@@ -78,13 +78,12 @@ class ChoiceText:
     async def _read(self, delta: TokenDelta) -> tuple[str, TextDelta | None, bool]:
         """The text that is certain now, where it met a stop string, and whether that was all."""
         ids = _shown(delta, self._order)
-        shown = await self._text.push(ids) if ids else _NO_TEXT
-        if shown.matched_stop is not None:
-            return shown.text, shown, True
-        if delta.finish_reason is None:
-            return shown.text, None, False
-        tail = await self._text.finish()
-        return shown.text + tail.text, tail if tail.matched_stop is not None else None, True
+        if delta.finish_reason is not None:
+            shown = await self._text.finish(ids)  # one way to the tokenizer and back, also for the last tokens
+        else:
+            shown = await self._text.push(ids) if ids else _NO_TEXT
+        stop = shown if shown.matched_stop is not None else None
+        return shown.text, stop, stop is not None or delta.finish_reason is not None
 
     def _count(self, delta: TokenDelta, stop: TextDelta | None) -> Usage:
         num_before, self._num_tokens = self._num_tokens, self._num_tokens + len(delta.token_ids)
@@ -108,7 +107,7 @@ class ChoiceText:
             return Piece(text, usage, ids, (), facts.fingerprint, self._choice, logprobs)
         self._begun = True
         return Piece(facts.echoed + text, usage, ids, facts.prompt_token_ids, facts.fingerprint, self._choice, logprobs,
-                     facts.prompt_logprobs)
+                     facts.prompt_logprobs, len(facts.echoed))
 
     def _ending(self, delta: TokenDelta, stop: TextDelta | None, usage: Usage) -> Ending:
         facts, reason = self._facts, FinishReason.STOP

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
 from common.tokenized import TokenText
+from gateway.json_lists import SLICE, encoded, json_list
 from gateway.logprob_shapes import CompletionLogprobs, prompt_entries
 from gateway.order import Ending, Order, Piece
 from gateway.responses import Envelope, reasons, with_fields
@@ -20,35 +21,75 @@ _TEXT, _TEXT_END = b',"text":', b',"logprobs":null,"finish_reason":null}'
 _NO_TEXT = b',"text":"","logprobs":null}'
 
 
-class CompletionScores:
-    """The logprobs of one choice, piece by piece."""
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """What all choices of one prompt show of its logprobs, encoded."""
+
+    entries: orjson.Fragment | None  # of `prompt_logprobs`; None: not asked for
+    echoed: dict[str, bytes]  # of `logprobs`, before those of the output, without brackets; empty without
+    num_chars: int = 0  # of the echoed text
+
+
+class CallScores:
+    """The logprobs of all choices of a call, those of each prompt shaped and encoded once."""
 
     def __init__(self, order: Order) -> None:
-        self._order = order
-        self._logprobs = None if order.logprobs is None else CompletionLogprobs(
-            order.logprobs, skip_special_tokens=order.skip_special_tokens, as_ids=order.return_tokens_as_token_ids)
+        self._order = order  # what all prompts of the call have in common
+        self._prompts: dict[int, PromptScores] = {}
 
-    def of(self, piece: Piece, texts: Mapping[int, TokenText]) -> dict[str, Any] | None:
-        """Those of the piece's tokens, after those of the prompt that the first piece echoes; None without any."""
-        if self._logprobs is None:
-            return None
-        found: dict[str, Any] = {}
-        if piece.prompt_logprobs and self._order.echo:
-            join(found, self._logprobs.of(piece.prompt_token_ids, piece.prompt_logprobs, texts))
-            self._logprobs.end_of_prompt()
-        join(found, self._logprobs.of(piece.token_ids, piece.logprobs, texts))
-        return found if found["tokens"] else None
+    def open(self, first: Piece, texts: Mapping[int, TokenText]) -> ChoiceScores:
+        """Those of a choice, given its first piece."""
+        index = first.choice // self._order.n
+        if index not in self._prompts:
+            self._prompts[index] = self._of_prompt(first, texts)
+        prompt = self._prompts[index]
+        return ChoiceScores(prompt, _logprobs(self._order, prompt.num_chars))
 
-    def of_prompt(self, piece: Piece, texts: Mapping[int, TokenText]) -> list[dict[str, Any] | None] | None:
-        if not piece.prompt_logprobs or self._order.prompt_logprobs is None:
-            return None
-        return prompt_entries(piece.prompt_token_ids, piece.prompt_logprobs, self._order.prompt_logprobs, texts)
+    def _of_prompt(self, first: Piece, texts: Mapping[int, TokenText]) -> PromptScores:
+        order, ids, scores = self._order, first.prompt_token_ids, first.prompt_logprobs
+        entries = json_list(encoded(prompt_entries(ids, scores, order.prompt_logprobs, texts))) if (
+            scores and order.prompt_logprobs is not None) else None
+        logprobs = _logprobs(order)
+        if logprobs is None or not scores or not order.echo:
+            return PromptScores(entries, {})
+        parts: dict[str, list[bytes]] = {}
+        for begin in range(0, len(ids), SLICE):
+            part = slice(begin, begin + SLICE)
+            for name, values in logprobs.of(
+                    ids[part], scores[part], texts, first.text[: first.num_echoed_chars]).items():
+                parts.setdefault(name, []).append(encoded(values))
+        return PromptScores(entries, {name: b",".join(made) for name, made in parts.items()}, logprobs.end())
 
 
-def join(logprobs: dict[str, Any], more: dict[str, Any]) -> None:
-    """Each list goes on with the later one."""
-    for name, values in more.items():
-        logprobs.setdefault(name, []).extend(values)
+@dataclass(frozen=True, slots=True)
+class ChoiceScores:
+    """The logprobs of one choice, piece by piece."""
+
+    prompt: PromptScores
+    logprobs: CompletionLogprobs | None  # None: not asked for
+
+    def of(self, piece: Piece, texts: Mapping[int, TokenText]) -> dict[str, bytes]:
+        """Those of the piece's tokens, in the first piece after those of the echoed prompt; empty without any."""
+        own: dict[str, bytes] = {}
+        if self.logprobs is not None and piece.token_ids:
+            made = self.logprobs.of(piece.token_ids, piece.logprobs, texts, piece.text[piece.num_echoed_chars :])
+            own = {name: encoded(values) for name, values in made.items()}
+        if not piece.prompt_token_ids or not self.prompt.echoed:
+            return own
+        return {name: b",".join((echoed, own[name])) if own else echoed
+                for name, echoed in self.prompt.echoed.items()}
+
+
+def _logprobs(order: Order, num_chars: int = 0) -> CompletionLogprobs | None:
+    if order.logprobs is None:
+        return None
+    return CompletionLogprobs(order.logprobs, skip_special_tokens=order.skip_special_tokens,
+                              as_ids=order.return_tokens_as_token_ids, num_chars=num_chars)
+
+
+def _lists(logprobs: Mapping[str, Sequence[bytes]]) -> dict[str, orjson.Fragment] | None:
+    """Of each name one list of its parts; None without any."""
+    return {name: json_list(*parts) for name, parts in logprobs.items()} or None
 
 
 class CompletionChunks:
@@ -56,19 +97,23 @@ class CompletionChunks:
 
     def __init__(self, order: Order, envelope: Envelope) -> None:
         self._order, self._envelope = order, envelope
-        self._scores: dict[int, CompletionScores] = {}
+        self._call_scores = CallScores(order)
+        self._scores: dict[int, ChoiceScores] = {}
         self._is_plain = order.logprobs is None and not order.return_token_ids
 
     def begin(self, piece: Piece) -> bytes:
         self._envelope.begin(piece.fingerprint)
-        self._scores[piece.choice] = CompletionScores(self._order)
         return b""
 
     def content(self, piece: Piece, texts: Mapping[int, TokenText]) -> bytes:
         choice = b'{"index":%d' % piece.choice + _TEXT + orjson.dumps(piece.text)
         if self._is_plain:
             return self._envelope.chunk(choice + _TEXT_END, piece.usage) if piece.text else b""
-        more: dict[str, Any] = {"logprobs": self._scores[piece.choice].of(piece, texts), "finish_reason": None}
+        if piece.prompt_token_ids:
+            self._scores[piece.choice] = self._call_scores.open(piece, texts)
+        logprobs = self._scores[piece.choice].of(piece, texts)
+        more: dict[str, Any] = {
+            "logprobs": _lists({name: [part] for name, part in logprobs.items()}), "finish_reason": None}
         if self._order.return_token_ids:
             if piece.prompt_token_ids:
                 more["prompt_token_ids"] = piece.prompt_token_ids
@@ -90,11 +135,10 @@ class CompletionChunks:
 class _Whole:
     """One choice of a body."""
 
-    scores: CompletionScores
+    scores: ChoiceScores
     prompt_token_ids: tuple[int, ...]
-    prompt_logprobs: list[dict[str, Any] | None] | None
     texts: list[str] = field(default_factory=list)
-    logprobs: dict[str, Any] = field(default_factory=dict)
+    logprobs: dict[str, list[bytes]] = field(default_factory=dict)  # encoded, part by part
     token_ids: list[int] = field(default_factory=list)
     end: dict[str, Any] = field(default_factory=dict)
 
@@ -104,17 +148,18 @@ class CompletionBody:
 
     def __init__(self, order: Order, envelope: Envelope) -> None:
         self._order, self._envelope = order, envelope
+        self._call_scores = CallScores(order)
         self._choices: dict[int, _Whole] = {}
 
     def add(self, piece: Piece, texts: Mapping[int, TokenText]) -> None:
         choice = self._choices.get(piece.choice)
         if choice is None:
-            scores = CompletionScores(self._order)
             choice = self._choices[piece.choice] = _Whole(
-                scores, piece.prompt_token_ids, scores.of_prompt(piece, texts))
+                self._call_scores.open(piece, texts), piece.prompt_token_ids)
         choice.texts.append(piece.text)
         choice.token_ids += piece.token_ids
-        join(choice.logprobs, choice.scores.of(piece, texts) or {})
+        for name, part in choice.scores.of(piece, texts).items():
+            choice.logprobs.setdefault(name, []).append(part)
 
     def finish(self, ending: Ending) -> None:
         self._choices[ending.choice].end = reasons(ending.finish_reason, ending.stop_reason)
@@ -125,9 +170,9 @@ class CompletionBody:
 
     def _choice(self, index: int, choice: _Whole) -> dict[str, Any]:
         body: dict[str, Any] = {
-            "index": index, "text": "".join(choice.texts), "logprobs": choice.logprobs or None, **choice.end}
-        if choice.prompt_logprobs is not None:
-            body["prompt_logprobs"] = choice.prompt_logprobs
+            "index": index, "text": "".join(choice.texts), "logprobs": _lists(choice.logprobs), **choice.end}
+        if choice.scores.prompt.entries is not None:
+            body["prompt_logprobs"] = choice.scores.prompt.entries
         if self._order.return_token_ids:
             body |= {"prompt_token_ids": choice.prompt_token_ids, "token_ids": choice.token_ids}
         return body

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, cast
 
 from pydantic import ConfigDict, Field
 from pydantic.config import JsonDict
@@ -19,7 +19,8 @@ MAX_PROMPTS = 256
 MAX_CHOICES = 256  # of all prompts together
 
 _NOT_EMPTY: JsonDict = {"minItems": 1, "minLength": 1, "items": {"minItems": 1, "minLength": 1}}
-_TokenLists = Annotated[list[TokenIds], Field(fail_fast=True)]
+_Prompts = Annotated[Texts, Field(max_length=MAX_PROMPTS)]
+_TokenLists = Annotated[list[TokenIds], Field(max_length=MAX_PROMPTS, fail_fast=True)]
 
 
 class CompletionRequest(GenerationRequest):
@@ -28,7 +29,7 @@ class CompletionRequest(GenerationRequest):
 
     max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX), WHOLE] | None = Field(
         None, description=f"most tokens of output of each choice, default {DEFAULT_MAX_TOKENS}; 0 only with echo")
-    prompt: str | Texts | TokenIds | _TokenLists | None = Field(
+    prompt: str | _Prompts | TokenIds | _TokenLists | None = Field(
         None, description=f"a text, a list of token ids, or at most {MAX_PROMPTS} of either; none may be empty",
         json_schema_extra=_NOT_EMPTY)
     input_ids: TokenIds | _TokenLists | None = Field(
@@ -54,7 +55,7 @@ class CompletionRequest(GenerationRequest):
             prompt_param="prompt" if self.input_ids is None else "input_ids")
 
     def _prompts(self) -> list[str | tuple[int, ...]]:
-        """Raises `InvalidRequest` for none, too many of them, and for one without any content."""
+        """Raises `InvalidRequest` for none, and for one without any content."""
         name, sent = ("prompt", self.prompt) if self.input_ids is None else ("input_ids", self.input_ids)
         if sent is None:
             raise InvalidRequest("prompt: is required", param="prompt")
@@ -62,12 +63,10 @@ class CompletionRequest(GenerationRequest):
             raise InvalidRequest("input_ids: not together with prompt", param="input_ids")
         if isinstance(sent, str):
             prompts: list[str | tuple[int, ...]] = [sent]
-        elif all(isinstance(item, int) for item in sent):
-            prompts = [tuple(item for item in sent if isinstance(item, int))]
+        elif not sent or isinstance(sent[0], int):
+            prompts = [tuple(cast(list[int], sent))]
         else:
             prompts = [item if isinstance(item, str) else tuple(item) for item in sent if not isinstance(item, int)]
-        if len(prompts) > MAX_PROMPTS:
-            raise InvalidRequest(f"{name}: at most {MAX_PROMPTS} prompts, got {len(prompts)}", param=name)
         if not all(prompts):
             raise InvalidRequest(f"{name}: must not be empty", param=name)
         return prompts

@@ -8,6 +8,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from common.config import ServiceConfig
 from common.host_port import without_brackets
+from gateway.cors import origins_of
 from gateway.output_parsers import AUTO, REASONING_PARSERS, TOOL_PARSERS
 
 MIN_TOKEN_CHARS = 16
@@ -32,6 +33,8 @@ class GatewayConfig(ServiceConfig):
         "allow", description="requests of a limited tenant while Redis cannot be asked: allow, or refuse with 503")
     rate_limit_timeout_s: float = Field(
         0.2, ge=0.01, le=5, description="how long a request waits for Redis to tell its rate limits")
+    cors_origins: str = Field(
+        "", max_length=65536, description="origins whose web pages may call this API, separated by commas; *: all")
     admin_port: int = Field(0, ge=0, le=65535, description="HTTP port of the admin endpoints; 0: none")
     admin_host: str = Field("127.0.0.1", description="address of the admin port; loopback by default")
     admin_token: str = Field(
@@ -39,11 +42,15 @@ class GatewayConfig(ServiceConfig):
     ssl_certfile: str = Field("", description="PEM file with the certificate that clients see; empty: tls_cert")
     ssl_keyfile: str = Field("", description="PEM file with the key of ssl_certfile")
     max_concurrent_requests: int = Field(
-        512, ge=1, le=100_000, description="requests in work at once; more get 503 server_is_overloaded")
+        512, ge=1, le=100_000, description="choices of all requests in work at once; more get 503 server_is_overloaded")
     overload_retry_after_s: float = Field(
         1.0, gt=0, le=120, description="Retry-After of a request refused for want of room")
     max_body_bytes: int = Field(
         8 * 1024 * 1024, ge=1024, le=1024**3, description="largest request body in bytes; a larger one gets 413")
+    max_bodies_at_once: int = Field(
+        1024, ge=1, le=100_000, description="request bodies being read at once, beside requests in work; more get 503")
+    max_body_bytes_at_once: int = Field(
+        256 * 1024 * 1024, ge=1024, le=1024**4, description="bytes of all request bodies being read; beyond that 503")
     body_timeout_s: float = Field(30.0, gt=0, le=3600, description="how long a client may take to send its body")
     request_timeout_s: float = Field(
         600.0, gt=0, le=86400, description="deadline of a whole request; a shorter x-stainless-read-timeout also binds")
@@ -79,6 +86,12 @@ class GatewayConfig(ServiceConfig):
         if name not in (AUTO, *names):
             raise ValueError(f"must be {AUTO} or one of {', '.join(names)}")
         return name
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins(cls, listed: str) -> str:
+        origins_of(listed)
+        return listed
 
     @field_validator("admin_host")
     @classmethod

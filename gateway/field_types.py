@@ -13,6 +13,8 @@ INT32_MAX: Final = 2**31 - 1
 MAX_STOPS: Final = 16
 MAX_STOP_CHARS: Final = 256
 MAX_KEY_CHARS: Final = 512  # of salts and of keys of affinity
+MAX_TOKEN_IDS: Final = 1 << 20  # of one prompt
+MAX_PARAM_CHARS: Final = 200  # of the path that a refusal names
 
 
 def _whole(value: Any) -> Any:
@@ -23,9 +25,10 @@ WHOLE: Final = BeforeValidator(_whole)  # of an int: JSON has one kind of number
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 NumLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | Literal[False]  # false: none are asked for
 Key = Annotated[str, Field(max_length=MAX_KEY_CHARS)]
-# Lists fail at their first bad item: a body of a million of them must not cost a million error objects.
-TokenIds = Annotated[list[Annotated[int, Field(ge=0, le=INT32_MAX)]], Field(fail_fast=True)]
-Texts = Annotated[list[str], Field(fail_fast=True)]
+# Lists fail at their first bad item and at the first one too many: a body of a million items must cost neither a
+# million error objects nor a million items.
+TokenIds = Annotated[list[Annotated[int, Field(ge=0, le=INT32_MAX)]], Field(max_length=MAX_TOKEN_IDS, fail_fast=True)]
+Texts = Annotated[list[str], Field(fail_fast=True)]  # the field says how many
 
 
 def text_bounds(most: int, most_chars: int) -> JsonDict:

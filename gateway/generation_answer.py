@@ -1,6 +1,6 @@
 """Answers chat and completions: reads and validates a body, runs the pipeline, writes a body or a stream.
 
-Life of one call: slot taken → body read → its orders running (the client's leaving, the deadline and the gateway's own
+Life of one call: body read → slot taken → its orders running (the client's leaving, the deadline and the gateway's own
 end interrupt them at once) → answered. A stream's status and headers go out only when its first event is known, so
 that a refusal keeps its real status; from then on a failure is an error event. Every stream has exactly one ending.
 """
@@ -35,13 +35,13 @@ from gateway.interruption import Interruptible, deadline, interrupted_on_disconn
 from gateway.model_formats import ModelFormats
 from gateway.observation import Observation, observation
 from gateway.order import Ending, Order, Piece
-from gateway.output_parsers import open_parser
+from gateway.output_parsers import Formats, open_parser
 from gateway.pipeline import Pipeline
-from gateway.request_body import parse, read_body
+from gateway.request_body import BodyReader, parse
 from gateway.responses import BodyWriter, ChunkWriter, Envelope, Kind
 from gateway.sse import EventStream
 from gateway.tenants.tenant import caller_of
-from gateway.token_texts import NO_TEXTS, TokenTexts
+from gateway.token_texts import NO_TEXTS, TokenTexts, is_long
 
 log = logs.get(__name__)
 
@@ -65,6 +65,7 @@ class GenerationDesk:
 
     pipeline: Pipeline
     admission: Admission
+    bodies: BodyReader
     config: GatewayConfig
     formats: ModelFormats
     token_texts: TokenTexts
@@ -74,17 +75,18 @@ class GenerationDesk:
         """Raises `ShoalError` only while no byte has been sent."""
         seen = observation(scope)
         request = Request(scope, receive)
+        raw = await self.bodies.read(request)
         with self.admission.slot() as work:
             with trace.span("gateway.parse", start_ns=trace.current().start_ns):
-                body = parse(_BODIES[kind], await read_body(
-                    request, self.config.max_body_bytes, self.config.body_timeout_s))
+                body = parse(_BODIES[kind], raw)
                 model = self.pipeline.find_model(body.model)
                 caller = caller_of(scope)
                 caller.check_model(model.name)
                 seen.model, seen.streams = model.name, body.streams
-                orders = [caller.signed(order) for order in await self._orders(body, model, request)]
+                orders = [caller.signed(order) for order in await self._orders(body, model, request, work)]
                 seen.order, seen.request_id = orders[0], orders[0].request_id
             call = _Call(self, orders, seen, work, receive, read_timeout_s(request))
+            self.admission.widen(work, call.num_choices)
             if body.streams:
                 await call.stream(send, self._chunks(kind, orders[0], body))
                 return
@@ -92,11 +94,20 @@ class GenerationDesk:
         await Response(payload, media_type="application/json")(scope, receive, send)
 
     async def _orders(
-        self, body: ChatRequest | CompletionRequest, model: ModelFacts, request: Request
+        self, body: ChatRequest | CompletionRequest, model: ModelFacts, request: Request, work: Interruptible
     ) -> list[Order]:
         if isinstance(body, ChatRequest):
-            return body.orders(model, await self.formats.of(model.name), affinity_key(request))
+            return body.orders(model, await self._formats(model.name, request, work), affinity_key(request))
         return body.orders(model, affinity_key(request))
+
+    async def _formats(self, model: str, request: Request, work: Interruptible) -> Formats:
+        known = self.formats.known(model)
+        if known is not None:
+            return known
+        allowed_s = min(self.config.request_timeout_s, read_timeout_s(request))
+        at = asyncio.get_running_loop().time() + allowed_s
+        async with work, interrupted_on_disconnect(work, request.receive), deadline(at, allowed_s):
+            return await self.formats.of(model)
 
     def _chunks(self, kind: Kind, order: Order, body: ChatRequest | CompletionRequest) -> ChunkWriter:
         def envelope(id_prefix: str, object_: str) -> Envelope:
@@ -138,7 +149,11 @@ class _Call:
             async for event in events:
                 self.seen.used = event.usage
                 if isinstance(event, Piece):
-                    body.add(event, await self._texts(event))
+                    texts = await self._texts(event)
+                    if is_long(event):
+                        await asyncio.to_thread(body.add, event, texts)
+                    else:
+                        body.add(event, texts)
                     continue
                 body.finish(event)
                 self.seen.finished(event.finish_reason, event.usage)
@@ -184,7 +199,8 @@ class _Call:
                 texts = await self._texts(event) if event.logprobs or event.prompt_logprobs else NO_TEXTS
                 if event.prompt_token_ids:  # the first of its choice
                     await stream.write(chunks.begin(event))  # may be nothing
-                if chunk := chunks.content(event, texts):
+                if chunk := (await asyncio.to_thread(chunks.content, event, texts) if is_long(event)
+                             else chunks.content(event, texts)):
                     await stream.write(chunk)
                     if event.text:
                         self.seen.content(event.usage, event.choice)
@@ -215,7 +231,8 @@ class _Call:
         async with (
             self.work, interrupted_on_disconnect(self.work, self.receive),
             deadline(now + allowed_s, allowed_s) as limit,
-            aclosing(run_all(self.desk.pipeline, self.orders, end, self.desk.config.prompts_at_once)) as events,
+            aclosing(run_all(self.desk.pipeline, self.orders, end, self.desk.config.prompts_at_once,
+                             self.seen.prompts_placed)) as events,
         ):
             yield events, limit
 

@@ -12,9 +12,10 @@ from common.generation import ModelFacts
 from common.tokenized import ChatPrompt
 from gateway import unsupported
 from gateway.field_types import INT32_MAX, WHOLE, Key
-from gateway.order import Order, new_request_id
+from gateway.order import Order, PromptEntries, new_request_id
 from gateway.sampling_fields import SamplingFields
 from gateway.structured_output import Constraint, ConstraintFields
+from gateway.word_ids import WordIds
 
 # Lower runs first. A request that says `priority` itself has that.
 PRIORITY_OF_TIER = {"priority": -10, "flex": 10}
@@ -82,9 +83,10 @@ class GenerationRequest(SamplingFields, ConstraintFields):
             "return_token_ids": self.return_token_ids, "return_tokens_as_token_ids": self.return_tokens_as_token_ids,
             "cache_salt": self._salt(), "priority": self._priority(),
             "affinity_key": self.prompt_cache_key or self.session_id or affinity_key,
-            **({"grammar": constraint.grammar, "grammar_param": constraint.param} if constraint else {}), **own}
+            **(_of_constraint(constraint) if constraint else {}), **own}
         max_tokens = sent.pop("max_tokens")
-        sent["truncate_prompt_tokens"] = self._truncated_to(model, max_tokens or 1)
+        sent["truncate_prompt_tokens"] = self._truncated_to(model, max_tokens)
+        sent |= {"prompt_entries": PromptEntries(), "word_ids": WordIds()}
         given = {name: value for name, value in sent.items() if value is not None}
         orders = [
             Order(request_id=new_request_id(), model=model, prompt=prompt, max_tokens=max_tokens, **given)
@@ -101,9 +103,16 @@ class GenerationRequest(SamplingFields, ConstraintFields):
             raise InvalidRequest("cache_salt: must have no NUL character", param="cache_salt")
         return f"{self.cache_salt or ''}\0{self.extra_key}" if self.extra_key else self.cache_salt
 
-    def _truncated_to(self, model: ModelFacts, num_output_tokens: int) -> int | None:
+    def _truncated_to(self, model: ModelFacts, max_tokens: int | None) -> int | None:
+        """-1 stays where the output has no limit of its own."""
         asked = self.truncate_prompt_tokens
         if asked == 0:
             raise InvalidRequest(
                 "truncate_prompt_tokens: must be at least 1, or -1", param="truncate_prompt_tokens")
-        return max(1, model.max_model_len - num_output_tokens) if asked == -1 else asked
+        if asked != -1 or max_tokens is None:
+            return asked
+        return max(1, model.max_model_len - max(1, max_tokens))
+
+
+def _of_constraint(constraint: Constraint) -> dict[str, Any]:
+    return {"grammar": constraint.grammar, "grammar_param": constraint.param, "grammar_places": constraint.places}

@@ -11,6 +11,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Final, TypeVar
 
+from common.cancellation import cut_short, is_cancelled
+
 Item = TypeVar("Item")
 
 _MAX_UNREAD: Final = 64
@@ -54,6 +56,10 @@ async def _read(
         async with places, aclosing(stream):
             async for item in stream:
                 await unread.put(item)
+    except asyncio.CancelledError as error:
+        if is_cancelled():
+            raise
+        await unread.put(_End(cut_short(error)))
     except Exception as error:
         await unread.put(_End(error))
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeGuard
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -13,25 +13,31 @@ from common.tokenized import ChatPrompt
 from gateway.tools import FunctionDefinition, for_template
 
 MAX_MESSAGES = 8192
+MAX_PARTS = 1024  # of one message
+MAX_CALLS = 128  # of one message
 _RESERVED_KWARGS = frozenset({
     "chat_template", "messages", "tools", "documents", "conversation", "tokenize", "add_generation_prompt",
     "continue_final_message", "return_tensors", "return_dict",
 })
 
 
+_ROLES = {"developer": "system", "function": "tool"}  # as templates know them
+
+
 class ContentPart(BaseModel):
     model_config = ConfigDict(strict=True)
 
-    type: str = Field(description="text (or refusal, in an assistant's turn)")
+    type: str = Field(description="text (or refusal or thinking, in an assistant's turn)")
     text: str | None = None
     refusal: str | None = None
+    thinking: str | None = None
 
 
 class CalledFunction(BaseModel):
     model_config = ConfigDict(strict=True)
 
     name: str
-    arguments: str | None = Field(None, description="JSON text of an object")
+    arguments: str | dict[str, Any] | None = Field(None, description="JSON text of an object, or the object")
 
 
 class ToolCall(BaseModel):
@@ -45,11 +51,13 @@ class ToolCall(BaseModel):
 class Message(BaseModel):
     model_config = ConfigDict(strict=True)
 
-    role: Literal["system", "developer", "user", "assistant", "tool"] = Field(description="developer is system")
-    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = Field(
-        None, description="a text, or text parts, which are joined by line breaks; null only in an assistant's turn")
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"] = Field(
+        description="developer is system, function is tool")
+    content: str | Annotated[list[str | ContentPart], Field(max_length=MAX_PARTS, fail_fast=True)] | None = Field(
+        None, description="a text, or texts and text parts, which are joined by line breaks; null, the empty text, "
+        "only in an assistant's or a tool's turn")
     name: str | None = Field(None, description="of who speaks, where the model's template shows it")
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = Field(
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS, fail_fast=True)] | None = Field(
         None, description="in an assistant's turn")
     tool_call_id: str | None = Field(None, description="in a tool's turn: the call that it answers")
     refusal: str | None = Field(None, description="in an assistant's turn without content: stands for it")
@@ -84,9 +92,9 @@ def chat_prompt(
 
 
 def _for_template(message: Message, path: str) -> dict[str, Any]:
-    """`developer` is `system`; absent content is the empty text, which every template can join."""
+    """Absent content is the empty text, which every template can join."""
     out: dict[str, Any] = {
-        "role": "system" if message.role == "developer" else message.role, "content": _text(message, path)}
+        "role": _ROLES.get(message.role, message.role), "content": _text(message, path)}
     if message.name is not None:
         out["name"] = message.name
     if message.tool_call_id is not None:
@@ -101,16 +109,26 @@ def _for_template(message: Message, path: str) -> dict[str, Any]:
 def _text(message: Message, path: str) -> str:
     content = message.content
     if content is None:
-        if message.role != "assistant" or not (message.tool_calls or message.refusal or _reasoning(message)):
+        if message.role not in ("assistant", "tool", "function"):
             raise InvalidRequest(f"{path}.content: must be a text or a list of parts", param=f"{path}.content")
         return message.refusal or ""
     if isinstance(content, str):
         return content
-    return "\n".join(_part_text(part, f"{path}.content.{i}") for i, part in enumerate(content))
+    return "\n".join(
+        part if isinstance(part, str) else _part_text(part, f"{path}.content.{i}")
+        for i, part in enumerate(content) if not _is_thinking(part, message))
 
 
 def _reasoning(message: Message) -> str | None:
-    return message.reasoning_content if message.reasoning is None else message.reasoning
+    """What was sent as such, else the thinking parts of the content."""
+    sent = message.reasoning_content if message.reasoning is None else message.reasoning
+    if sent is not None or not isinstance(message.content, list):
+        return sent
+    return "\n".join(part.thinking or "" for part in message.content if _is_thinking(part, message)) or None
+
+
+def _is_thinking(part: str | ContentPart, message: Message) -> TypeGuard[ContentPart]:
+    return not isinstance(part, str) and part.type == "thinking" and message.role == "assistant"
 
 
 def _part_text(part: ContentPart, path: str) -> str:
@@ -125,13 +143,13 @@ def _part_text(part: ContentPart, path: str) -> str:
 
 def _call_for_template(call: ToolCall) -> dict[str, Any]:
     """Templates want the arguments as an object; a text that is none (models write such) is passed as it is."""
-    arguments: Any = call.function.arguments or "{}"
-    try:
-        parsed = json.loads(arguments)
-    except (ValueError, RecursionError):
-        parsed = None
-    if isinstance(parsed, dict):
-        arguments = parsed
+    arguments = call.function.arguments or {}
+    if isinstance(arguments, str):
+        try:
+            parsed = json.loads(arguments)
+        except (ValueError, RecursionError):
+            parsed = None
+        arguments = parsed if isinstance(parsed, dict) else arguments
     out: dict[str, Any] = {"type": "function", "function": {"name": call.function.name, "arguments": arguments}}
     if call.id is not None:
         out["id"] = call.id

@@ -31,7 +31,7 @@ REFUSED = preset(counter(
     "shoal_gateway_refused_total", "requests answered with an error, by error code", ["code"]), codes())
 STREAM_ERRORS = preset(counter(
     "shoal_gateway_stream_errors_total", "streams that ended in an error event", ["code"]), codes())
-REPLACED = counter("shoal_gateway_replacements_total", "requests tried on another worker before their first token")
-MIGRATED = counter("shoal_gateway_migrations_total", "running streams moved to another worker")
-ROUTED_BY_LOAD = counter("shoal_gateway_routed_by_load_total", "placements made here because no router answered")
+REPLACED = counter("shoal_gateway_replacements_total", "requests whose worker failed before their first token")
+MIGRATED = counter("shoal_gateway_migrations_total", "running streams whose worker failed and that moved on")
+ROUTED_BY_LOAD = counter("shoal_gateway_routed_by_load_total", "placements made here because no router made them")
 UNKNOWN_FIELDS = counter("shoal_gateway_unknown_fields_total", "body fields that were not known and ignored")

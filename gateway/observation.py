@@ -17,7 +17,7 @@ from prometheus_client import Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from common import logs, trace
-from common.errors import Cancelled, InternalError, ShoalError
+from common.errors import Cancelled, DeadlineExceeded, InternalError, ShoalError
 from common.exemplar import current_exemplar
 from common.span import Span
 from gateway import genai_metrics, metrics, request_span
@@ -49,6 +49,7 @@ class Observation:
     finish_reasons: list[str] = field(default_factory=list)  # of the choices that have ended, in that order
     usage: Usage | None = None
     used: Usage | None = None  # tokens so far, whatever becomes of the request
+    placed: Usage | None = None  # prompts that workers have been given
     first_content_s: float | None = None  # since the start
     last_contents: dict[int, float] = field(default_factory=dict)  # of each choice of a stream
     gaps_s: float = 0.0  # all gaps between content chunks of one choice
@@ -68,10 +69,24 @@ class Observation:
         self.last_contents[choice], self.usage = now, usage
 
     @property
+    def charged(self) -> Usage | None:
+        """What its tenant pays for. Before any output: the prompt if it was given up, nothing if it was refused."""
+        if self.used is None and isinstance(self.error, (Cancelled, DeadlineExceeded)):
+            return self.placed
+        return self.used or self.usage
+
+    @property
     def tpot_s(self) -> float | None:
         """Mean time per output token after the first of its choice; None but for a stream with such tokens."""
         num_later = (self.usage.num_output_tokens if self.usage is not None else 0) - len(self.last_contents)
         return self.gaps_s / num_later if self.last_contents and num_later > 0 else None
+
+    def prompts_placed(self, usage: Usage) -> None:
+        """A worker is about to be given a prompt; `usage` has all tokens of the call so far."""
+        if self.used is None:
+            self.placed = usage
+        else:
+            self.used = usage
 
     def finished(self, finish_reason: str, usage: Usage) -> None:
         """One choice has ended well."""

@@ -5,15 +5,22 @@ A call is one order for each of its prompts; an order has `n` choices of one pro
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from common.errors import InvalidRequest
 from common.generation import FinishReason, ModelFacts, TokenLogprobs
 from common.grammar import Grammar
 from common.sampling_params import SamplingParams
 from common.tokenized import ChatPrompt
+from gateway.field_types import MAX_PARAM_CHARS
+from gateway.word_ids import WordIds
+
+MAX_PROMPT_ENTRIES: Final = 2_000_000  # some 130 MB of JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +58,17 @@ class Order:
     bad_words: tuple[str, ...] = ()  # texts; the pipeline has them tokenized
     grammar: Grammar | None = None
     grammar_param: str = "grammar"  # the field that the grammar was sent in
+    grammar_places: Mapping[str, str] = field(default_factory=dict)  # of parts of its schema, by their path in it
     prompt_param: str = "prompt"  # the field that the prompt was sent in
     priority: int = 0  # lower runs first
     affinity_key: str = ""  # requests of one key are placed together where that costs nothing
-    truncate_prompt_tokens: int | None = None  # keep only so many of the prompt's last tokens
+    truncate_prompt_tokens: int | None = None  # keep only so many of the prompt's last tokens; -1: see Preparation
     tools: ToolUse | None = None  # chat: how the output's tool calls are read; None: it is all content
     reasoning_parser: str = ""  # chat: name of the format that reasoning is read by; empty: none
     include_reasoning: bool = True  # False: what is read as reasoning is not shown
     return_tokens_as_token_ids: bool = False  # token strings of logprobs are `token_id:ID`
+    word_ids: WordIds = field(default_factory=WordIds, compare=False, repr=False)  # of the call's bad words
+    prompt_entries: PromptEntries = field(default_factory=lambda: PromptEntries(), compare=False)  # of the call
 
     def sampling_params(self, max_tokens: int, bad_words: tuple[tuple[int, ...], ...] = ()) -> SamplingParams:
         """`bad_words`: this order's as token ids. Raises `InvalidRequest` naming the field as the client sent it."""
@@ -80,12 +90,45 @@ class Order:
         if sent.get(name, name) == name:
             return error
         message = error.message.removeprefix(name).removeprefix(":").strip()
-        return type(error)(f"{sent[name]}: {message}", param=sent[name], retry_after_s=error.retry_after_s)
+        param = sent[name]
+        if name == "grammar":
+            param, message = self._part_as_sent(param, message)
+        return type(error)(f"{param}: {message}", param=param, retry_after_s=error.retry_after_s)
+
+    def _part_as_sent(self, param: str, message: str) -> tuple[str, str]:
+        """Where the message has the path of a part of the schema, the field that this part was sent in."""
+        for place, sent_in in self.grammar_places.items():
+            if found := re.search(rf"(?<!\S){re.escape(place)}(/[^\s:]*)?(?![^\s:])", message):
+                path = sent_in + (found[1] or "").replace("/", ".")
+                return path[:MAX_PARAM_CHARS], f"{message[: found.start()]}{path}{message[found.end() :]}"
+        return param, message
+
+    def count_prompt_entries(self, num_prompt_tokens: int) -> None:
+        """Raises `InvalidRequest` where the logprobs of the call's prompts are too many for one answer."""
+        echoed = self.logprobs if self.echo else None
+        num_each = sum(num + 1 for num in (self.prompt_logprobs, echoed) if num is not None)
+        self.prompt_entries.take(
+            self.n * num_prompt_tokens * num_each, "logprobs" if self.prompt_logprobs is None else "prompt_logprobs")
 
     def _prompt_logprobs(self) -> int | None:
         """An echoed prompt shows what is asked of the output."""
         asked = [num for num in (self.prompt_logprobs, self.logprobs if self.echo else None) if num is not None]
         return max(asked, default=None)
+
+
+@dataclass(slots=True)
+class PromptEntries:
+    """Logprobs of prompt tokens that the answer of one call has: choices × tokens × (alternatives + 1)."""
+
+    num: int = 0
+
+    def take(self, num: int, param: str) -> None:
+        """Raises `InvalidRequest` beyond the limit of a call."""
+        self.num += num
+        if self.num > MAX_PROMPT_ENTRIES:
+            raise InvalidRequest(
+                f"{param}: choices × prompt tokens × (alternatives + 1) of a request are at most {MAX_PROMPT_ENTRIES}, "
+                f"got {self.num}", param=param)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +167,7 @@ class Piece:
     choice: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()  # one for each of token_ids, where asked for
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()  # in the first piece only, where asked for
+    num_echoed_chars: int = 0  # of the text; in the first piece only
 
 
 @dataclass(frozen=True, slots=True)

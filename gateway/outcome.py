@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 from common.errors import Cancelled, ShoalError
 from common.generation import TokenDelta
@@ -59,10 +60,22 @@ class OutcomeClock:
             return
         placed, usage, now = attempts.last_placement, self._usage, time.perf_counter()
         mean_itl_s = (self._last - self._started - self.ttft_s) / self._num_gaps if self._num_gaps else 0.0
-        await router.publish(RequestOutcome(
+        outcome = RequestOutcome(
             request_id=self._request_id, model=self._model, decision_id=placed.decision_id,
             decode_worker_id=placed.decode_worker_id, prefill_worker_id=placed.prefill_worker_id,
             num_prompt_tokens=usage.num_prompt_tokens, num_cached_tokens=usage.num_cached_tokens,
             num_output_tokens=usage.num_output_tokens, ttft_s=self.ttft_s, mean_itl_s=mean_itl_s,
             max_itl_s=self._max_itl_s, e2e_s=now - self._started, queue_s=self.queue_s,
-            finish_reason=self._finish_reason, error_code=self._error_code, attempts=attempts.num_placements))
+            finish_reason=self._finish_reason, error_code=self._error_code, attempts=attempts.num_placements)
+        await router.publish(outcome)
+        for request_id, own in attempts.alone():
+            await router.publish(_of_resumed(outcome, request_id, own))
+
+
+def _of_resumed(outcome: RequestOutcome, request_id: str, attempts: Attempts) -> RequestOutcome:
+    """Of a choice that was routed by itself: it ends that placement, and has no first token of its own to time."""
+    placed = attempts.last_placement
+    return replace(
+        outcome, request_id=request_id, decision_id=placed.decision_id, decode_worker_id=placed.decode_worker_id,
+        prefill_worker_id=placed.prefill_worker_id, num_output_tokens=attempts.num_tokens, ttft_s=0.0,
+        attempts=attempts.num_placements)

@@ -1,7 +1,8 @@
 """Which format a model's output is read by, and the parser of one choice.
 
     the model's chat template, configuration ──formats_of──▶ Formats ──into the order──▶ open_parser
-    tools that have to be called ──tool_grammar──▶ the order's grammar; its output is read by `FORCED_PARSER`
+    tools that have to be called, or may be beside an answer of some schema ──tool_grammar──▶ the order's grammar; its
+    output is read by `FORCED_PARSER`
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from gateway.output_formats.llama3_json import read_llama3_json
 from gateway.output_formats.mistral import read_mistral
 from gateway.output_formats.pythonic import read_pythonic
 from gateway.output_formats.reasoning import ReasoningParser
-from gateway.output_formats.tool_grammar import FORCED_PARSER, ToolSpec, tool_grammar
+from gateway.output_formats.tool_grammar import FORCED_PARSER, Answer, ToolSpec, tool_grammar
 from gateway.parsed import OutputParser
 
 __all__ = [
-    "AUTO", "FORCED_PARSER", "NONE", "REASONING_PARSERS", "TOOL_PARSERS", "Formats", "ToolSpec", "formats_of",
-    "open_parser", "reads_special_tokens", "tool_grammar"]
+    "AUTO", "FORCED_PARSER", "NONE", "REASONING_PARSERS", "TOOL_PARSERS", "Answer", "Formats", "ToolSpec",
+    "formats_of", "open_parser", "reads_special_tokens", "tool_grammar"]
 
 AUTO, NONE = "auto", "none"
 

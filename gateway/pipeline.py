@@ -10,13 +10,15 @@ in time and may cancel it anywhere: leaving the generator releases all it holds.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import hashlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
 from common import trace
+from common.cancellation import cut_short, is_cancelled
 from common.errors import InvalidRequest, ModelNotFound, Unavailable
 from common.generation import DecodePort, Generation, ModelFacts
 from common.placement import RouterPort
@@ -25,7 +27,7 @@ from common.tokenized import HashSpec, TokenizerPort
 from gateway.attempts import AttemptLimits, Attempts
 from gateway.choice_streams import events_of
 from gateway.choice_text import ChoiceText, OrderFacts
-from gateway.order import Ending, Order, Piece
+from gateway.order import Ending, Order, Piece, Usage
 from gateway.outcome import OutcomeClock
 from gateway.output_parsers import reads_special_tokens
 from gateway.preparation import Preparation
@@ -60,9 +62,12 @@ class Pipeline:
                 return facts
         raise ModelNotFound("the model does not exist; /v1/models lists those that do", param="model")
 
-    async def run(self, order: Order, deadline: float) -> AsyncGenerator[Piece | Ending, None]:
+    async def run(
+        self, order: Order, deadline: float, on_placed: Callable[[Usage], None] | None = None
+    ) -> AsyncGenerator[Piece | Ending, None]:
         """Pieces of text and one `Ending` for each choice, interleaved. `deadline` is in the loop's time.
 
+        `on_placed` is told the prompt's tokens once, when the first worker is about to be given them.
         Raises any `ShoalError`; before the first `Piece` the client has been told nothing yet.
         """
         clock = OutcomeClock(order.request_id, order.model.name, order.n)
@@ -76,7 +81,8 @@ class Pipeline:
         attempts = Attempts(self._decode, self._router, self._limits.attempts, Generation(
             request_id=order.request_id, model=order.model.name, prompt_token_ids=prompt.token_ids,
             block_hashes=prompt.block_hashes, params=made.params, cache_salt=order.cache_salt, priority=order.priority,
-        ), deadline, affinity_key=order.affinity_key)
+        ), deadline, affinity_key=order.affinity_key, on_placed=functools.partial(
+            on_placed, Usage(len(prompt.token_ids), 0, 0)) if on_placed else None)
         facts = OrderFacts(order, clock, prompt.token_ids, system_fingerprint(fingerprint), made.echoed,
                            made.params.prompt_logprobs is not None)
         texts = [self._tokenizer.open_text(
@@ -87,6 +93,13 @@ class Pipeline:
             async with aclosing(events_of(choices, facts, attempts)) as events:
                 async for event in events:
                     yield event
+        except asyncio.CancelledError as error:
+            if is_cancelled():
+                clock.failed(error)
+                raise
+            cut = cut_short(error)
+            clock.failed(cut)
+            raise cut from error
         except BaseException as error:
             clock.failed(error)
             if isinstance(error, InvalidRequest):

@@ -68,7 +68,7 @@ class SamplingFields(BaseModel):
         None, gt=0, le=2, description="of tokens in prompt and output; default 1")
     seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1), WHOLE] | None = Field(
         None, description="the same seed draws the same tokens; drawn when absent")
-    stop: str | Texts | None = Field(
+    stop: str | Annotated[Texts, Field(max_length=MAX_STOPS)] | None = Field(
         None, description="texts that end the output", json_schema_extra=text_bounds(MAX_STOPS, MAX_STOP_CHARS))
     stop_token_ids: Annotated[TokenIds, Field(max_length=MAX_STOP_TOKEN_IDS)] | None = Field(
         None, description="token ids that end the output")
@@ -79,7 +79,7 @@ class SamplingFields(BaseModel):
         None, description="token id → what is added to its logit", json_schema_extra=_BIAS_BOUNDS)
     allowed_token_ids: Annotated[TokenIds, Field(max_length=MAX_ALLOWED_TOKEN_IDS)] | None = Field(
         None, description="nothing else is drawn; absent or empty: all")
-    bad_words: Texts | None = Field(
+    bad_words: Annotated[Texts, Field(max_length=MAX_BAD_WORDS)] | None = Field(
         None, description="texts that never appear", json_schema_extra=text_bounds(MAX_BAD_WORDS, MAX_BAD_WORD_CHARS))
     prompt_logprobs: NumLogprobs | None = Field(
         None, description="of each prompt token, with so many alternatives; not with stream: true")
@@ -94,8 +94,8 @@ class SamplingFields(BaseModel):
         sent["allowed_token_ids"] = tuple(self.allowed_token_ids or ()) or None
         self._check_best_of()
         return {
-            "stop": _texts("stop", [self.stop] if isinstance(self.stop, str) else self.stop, MAX_STOPS, MAX_STOP_CHARS),
-            "bad_words": _texts("bad_words", self.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_CHARS),
+            "stop": _texts("stop", [self.stop] if isinstance(self.stop, str) else self.stop, MAX_STOP_CHARS),
+            "bad_words": _texts("bad_words", self.bad_words, MAX_BAD_WORD_CHARS),
             "stop_token_ids": tuple(self.stop_token_ids or ()), "logit_bias": _logit_bias(self.logit_bias),
             **{name: value for name, value in sent.items() if value is not None}}
 
@@ -106,10 +106,8 @@ class SamplingFields(BaseModel):
                 f"best_of: must be at least n, which is {num_choices}, got {self.best_of}", param="best_of")
 
 
-def _texts(name: str, texts: list[str] | None, most: int, most_chars: int) -> tuple[str, ...]:
+def _texts(name: str, texts: list[str] | None, most_chars: int) -> tuple[str, ...]:
     texts = texts or []
-    if len(texts) > most:
-        raise InvalidRequest(f"{name}: at most {most} strings, got {len(texts)}", param=name)
     for text in texts:
         if not 1 <= len(text) <= most_chars:
             raise InvalidRequest(

@@ -3,18 +3,14 @@
 States: waiting (nothing sent; the status may still become an error) → open (headers sent) → ending (the last event is
 queued; more are refused) → closed. The first ending wins, so a stream has exactly one.
 
-While the client keeps up, `write` sends its event at once, without waking another task. A send that has to wait goes on
-in the writer task, which then sends what is ready as one body part: when the client is slow, events gather and leave
-together. At most `buffer_bytes` (plus one event) wait; then `write` waits for the reader, and with it the whole pipeline
-behind it. Silence of `ping_s` is broken by a comment line.
+A writer task sends what is ready as one body part: when the client is slow, events gather and leave together. At most
+`buffer_bytes` (plus one event) wait; then `write` waits for the reader, and with it the whole pipeline behind it.
+Silence of `ping_s` is broken by a comment line.
 """
 
 from __future__ import annotations
 
 import asyncio
-import types
-from collections.abc import Awaitable, Generator
-from typing import Any
 
 from starlette.types import Send
 
@@ -38,8 +34,6 @@ class EventStream:
         self._room = asyncio.Event()
         self._room.set()
         self._ending = False
-        self._is_idle = False  # the writer waits and nothing is ready: all that was written has been sent
-        self._begun: Awaitable[None] | None = None  # a send of `write` that had to wait
         self._quiet = True  # nothing was sent since the last tick
         self._writer: asyncio.Task[None] | None = None
         self._ticker: asyncio.TimerHandle | None = None
@@ -55,9 +49,6 @@ class EventStream:
     async def write(self, event: bytes) -> None:
         """Queue one event; waits while the reader is too far behind."""
         if self._ending:
-            return
-        if self._is_idle:
-            self._send_at_once(event)
             return
         self._append(event)
         if self._num_bytes > self._buffer_bytes:
@@ -80,16 +71,6 @@ class EventStream:
             self._writer.cancel()
             await asyncio.wait({self._writer})
 
-    def _send_at_once(self, event: bytes) -> None:
-        steps = self._send({"type": "http.response.body", "body": event, "more_body": True}).__await__()
-        self._quiet = False
-        try:
-            waits_for = next(steps)
-        except StopIteration:
-            return
-        self._is_idle, self._begun = False, _rest(steps, waits_for)
-        self._work.set()
-
     def _append(self, event: bytes) -> None:
         self._parts.append(event)
         self._num_bytes += len(event)
@@ -98,15 +79,8 @@ class EventStream:
     async def _write(self) -> None:
         await self._send({"type": "http.response.start", "status": 200, "headers": HEADERS})
         while True:
-            self._is_idle = not self._parts
             await self._work.wait()
-            self._is_idle = False
             self._work.clear()
-            if self._begun is not None:
-                await self._begun
-                self._begun = None
-                if not self._parts:
-                    continue
             body = b"".join(self._parts)
             self._parts.clear()
             self._num_bytes = 0
@@ -122,19 +96,3 @@ class EventStream:
             self._append(PING)
         self._quiet = True
         self._ticker = asyncio.get_running_loop().call_later(self._ping_s, self._tick)
-
-
-@types.coroutine
-def _rest(steps: Generator[Any, Any, None], waits_for: object) -> Generator[Any, Any, None]:
-    """Goes on, in the task that awaits this, with an awaitable that was begun outside and waits for a future."""
-    while True:
-        try:
-            answer = yield waits_for
-        except BaseException as error:
-            step = (steps.throw, error)
-        else:
-            step = (steps.send, answer)
-        try:
-            waits_for = step[0](step[1])
-        except StopIteration:
-            return

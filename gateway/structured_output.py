@@ -8,9 +8,9 @@ a grammar makes sense, a worker says before the first token.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.config import JsonDict
@@ -22,12 +22,13 @@ from gateway.field_types import Texts
 
 ANY_OBJECT = '{"type": "object"}'
 _DEPRECATED: JsonDict = {"deprecated": True}
+_Choices = Annotated[Texts, Field(max_length=1000)]  # what the engine takes
 
 
 class JsonSchemaFormat(BaseModel):
     model_config = ConfigDict(strict=True)
 
-    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="1 to 64 letters, digits, _ or -; a label")
+    name: str = Field(min_length=1, max_length=256, description="a label")
     description: str | None = None
     schema_: dict[str, Any] = Field(alias="schema", description="the output is a value that it allows")
     strict: bool | None = Field(None, description="of no effect: a schema is always enforced, or refused")
@@ -39,6 +40,8 @@ class ResponseFormat(BaseModel):
     type: str = Field(
         description="what the output is", json_schema_extra={"enum": ["text", "json_object", "json_schema"]})
     json_schema: JsonSchemaFormat | None = Field(None, description="with type json_schema")
+    schema_: dict[str, Any] | None = Field(
+        None, alias="schema", description="with type json_object: the output is a value that it allows")
 
 
 class StructuredOutputs(BaseModel):
@@ -48,7 +51,7 @@ class StructuredOutputs(BaseModel):
 
     json_: str | dict[str, Any] | None = Field(None, alias="json", description="a JSON schema, or its text")
     regex: str | None = Field(None, description="in Rust's syntax; the whole output matches")
-    choice: Texts | None = Field(None, description="the output is one of these")
+    choice: _Choices | None = Field(None, description="the output is one of these")
     grammar: str | None = Field(None, description="in EBNF (name ::= …) or in llguidance's dialect of Lark")
     json_object: bool | None = Field(None, description="true: the output is any JSON object")
     structural_tag: Any = Field(None, description="not offered")
@@ -61,10 +64,11 @@ class StructuredOutputs(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """`param` is the field that the client sent it in."""
+    """`param` is the field that the client sent it in; of a part of its schema, `places` says so."""
 
     grammar: Grammar
     param: str
+    places: Mapping[str, str] = field(default_factory=dict)  # the path of a part in the grammar's schema → its field
 
 
 class ConstraintFields(BaseModel):
@@ -81,7 +85,7 @@ class ConstraintFields(BaseModel):
         None, description="structured_outputs.json", json_schema_extra=_DEPRECATED)
     guided_regex: str | None = Field(
         None, description="structured_outputs.regex", json_schema_extra=_DEPRECATED)
-    guided_choice: Texts | None = Field(
+    guided_choice: _Choices | None = Field(
         None, description="structured_outputs.choice", json_schema_extra=_DEPRECATED)
     guided_grammar: str | None = Field(
         None, description="structured_outputs.grammar", json_schema_extra=_DEPRECATED)
@@ -111,7 +115,9 @@ Asked = tuple[str, Reader, Any]  # the field, what reads it, its value
 def _of_response_format(sent: ResponseFormat | None) -> Iterator[Asked]:
     if sent is None or sent.type == "text":
         return
-    if sent.type == "json_object":
+    if sent.type == "json_object" and sent.schema_ is not None:
+        yield "response_format.schema", _json, sent.schema_
+    elif sent.type == "json_object":
         yield "response_format", _json_object, True
     elif sent.type == "json_schema":
         if sent.json_schema is None:

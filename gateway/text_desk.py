@@ -17,7 +17,7 @@ from gateway.generation_answer import read_timeout_s
 from gateway.interruption import deadline, interrupted_on_disconnect
 from gateway.observation import observation
 from gateway.pipeline import Pipeline
-from gateway.request_body import parse, read_body
+from gateway.request_body import BodyReader, parse
 from gateway.tenants.tenant import caller_of
 from gateway.text_requests import DetokenizeRequest, TokenizeRequest
 
@@ -29,6 +29,7 @@ class TextDesk:
     tokenizer: TokenizerPort
     pipeline: Pipeline
     admission: Admission
+    bodies: BodyReader
     config: GatewayConfig
 
     async def tokenize(self, request: Request) -> dict[str, Any]:
@@ -59,9 +60,9 @@ class TextDesk:
 
     @asynccontextmanager
     async def _call(self, request: Request) -> AsyncIterator[bytes]:
-        """A slot, the body, and an end in time."""
+        """The body, a slot, and an end in time."""
+        raw = await self.bodies.read(request)
         with self.admission.slot() as work:
-            raw = await read_body(request, self.config.max_body_bytes, self.config.body_timeout_s)
             allowed_s = min(self.config.request_timeout_s, read_timeout_s(request))
             at = asyncio.get_running_loop().time() + allowed_s
             async with work, interrupted_on_disconnect(work, request.receive), deadline(at, allowed_s):

@@ -20,12 +20,15 @@ class FunctionDefinition(BaseModel):
     name: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="1 to 64 letters, digits, _, . or -")
     description: str | None = None
     parameters: dict[str, Any] | None = Field(None, description="JSON schema of an object; absent: no parameters")
+    strict: bool | None = Field(
+        None, description="true: a call that is forced satisfies all of the schema, or is refused; else what can be "
+        "enforced of it")
 
 
 class Tool(BaseModel):
-    model_config = ConfigDict(strict=True, json_schema_extra={"required": ["type", "function"]})
+    model_config = ConfigDict(strict=True, json_schema_extra={"required": ["function"]})
 
-    type: str = Field(description="function", json_schema_extra={"enum": ["function"]})
+    type: str = Field("function", description="function", json_schema_extra={"enum": ["function"]})
     function: FunctionDefinition | None = None
 
 
@@ -68,6 +71,8 @@ def for_template(function: FunctionDefinition) -> dict[str, Any]:
 
 def tool_choice(choice: str | dict[str, Any] | None, functions: tuple[FunctionDefinition, ...]) -> ToolChoice:
     """What `choice` makes of `functions`. Raises `InvalidRequest` naming `tool_choice`."""
+    if isinstance(choice, dict) and choice.get("type") in ("none", "auto", "required"):
+        choice = str(choice["type"])
     if choice == "none":
         return ToolChoice()
     if choice in (None, "auto"):
@@ -100,7 +105,7 @@ def _allowed(allowed: Any, functions: tuple[FunctionDefinition, ...]) -> ToolCho
 
 
 def _name_of(choice: Any) -> str:
-    function = choice.get("function") if isinstance(choice, dict) else None
+    function = choice.get("function", choice) if isinstance(choice, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str):
         raise _fault("a function is named as {\"type\": \"function\", \"function\": {\"name\": \"…\"}}")

@@ -94,12 +94,15 @@ class FakeText:
                 return TextDelta(text, self._num_tokens, self._matcher.matched, True)
         return TextDelta(text, self._num_tokens)
 
-    async def finish(self) -> TextDelta:
+    async def finish(self, token_ids: Sequence[int] = ()) -> TextDelta:
+        last = await self.push(token_ids)
+        if last.finished:
+            return last
         tail = self._decoder.decode(b"", True)
         if self._matcher:
             tail = self._matcher.feed(tail) + self._matcher.finish()
         matched = self._matcher.matched if self._matcher else None
-        return TextDelta(tail, self._num_tokens, matched, True)
+        return TextDelta(last.text + tail, self._num_tokens, matched, True)
 
     def close(self) -> None:
         pass

@@ -1,4 +1,5 @@
-"""The peer of a gateway that streams: `python -m bench.gateway_area.raw_asgi`, the body of one stream in its input.
+"""The peer of a gateway that streams: `python -m bench.gateway_area.raw_asgi NUM_BYTES`, and in its input the
+body of one stream, which has so many bytes.
 
 The least an ASGI application on the gateway's own HTTP server can do: any POST is answered with the events of that
 body, each sent as it is. All streams take turns, one event each, as the tokens of an engine's steps come. It prints
@@ -49,4 +50,4 @@ async def _serve(events: list[bytes]) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(_serve(events_of(sys.stdin.buffer.read())))
+    uvloop.run(_serve(events_of(sys.stdin.buffer.read(int(sys.argv[1])))))

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from typing import Any
 
 import grpc.aio
 
@@ -21,7 +22,7 @@ from common.clients.delta_inbox import DeltaInbox
 from common.clients.generate import delta_from_proto, generation_to_proto
 from common.clients.worker import LOAD_SUBJECT
 from common.directory import Directory
-from common.errors import Cancelled, InvalidRequest, ShoalError, Unavailable, WorkerLost
+from common.errors import Cancelled, InvalidRequest, Overloaded, ShoalError, Unavailable, WorkerLost
 from common.generation import FinishReason, Generation, ModelFacts, TokenDelta, WorkerView
 from common.service_record import ServiceRecord
 from proto import decode_pb2, decode_pb2_grpc, events_pb2
@@ -31,6 +32,7 @@ log = logs.get(__name__)
 LOAD_STALE_S = 5.0  # an older report says nothing
 CONNECT_TIMEOUT_S = 5.0
 STALL_S = 3.0  # a worker sends something every second; silent for longer it is given up
+_STALL_TICKS = 6  # that silence is counted in
 RECONNECT_WAIT_S = 0.3
 MAX_QUEUED_COMMANDS = 4096
 _ENDS_ALL = (FinishReason.ABORT, FinishReason.ERROR)  # of whichever choice
@@ -92,7 +94,7 @@ class DecodeClient:
                     if delta.finish_reason is not None:
                         num_open = 0 if delta.finish_reason in _ENDS_ALL else num_open - 1
                     if delta.error is not None:
-                        raise WorkerLost(delta.error.message) if isinstance(delta.error, Cancelled) else delta.error
+                        raise _meant(delta.error)
                     yield delta
         finally:
             link.forget(generation.request_id, abort=num_open > 0)
@@ -108,7 +110,7 @@ class DecodeClient:
             max_model_len=record.capacity.get("max_model_len", 0), max_num_seqs=record.capacity.get("max_num_seqs", 1),
             num_running=load.num_running, num_waiting=load.num_waiting,
             num_blocks=record.capacity.get("num_blocks", 0), num_free_blocks=load.num_free_blocks,
-            num_in_flight=link.num_in_flight, incarnation=record.incarnation)
+            num_in_flight=link.num_in_flight, incarnation=record.incarnation, connection=link.num_connections)
 
     async def _on_load(self, _subject: str, payload: bytes) -> None:
         load = events_pb2.WorkerLoad.FromString(payload)
@@ -150,16 +152,16 @@ class _Link:
     ) -> None:
         self.record = record
         self.connected = False
+        self.num_connections = 0
+        self.num_in_flight = 0  # choices: each takes a seat of the worker
         self._event = connected_event
         self._open: dict[str, DeltaInbox] = {}
+        self._num_choices: dict[str, int] = {}  # of what is open
+        self._heard = False  # since the last tick
         self._commands: _Commands = asyncio.Queue()  # of the attempt that is connected
         self._channel = channel
         self._failure = ""  # why the last attempt came to nothing
         self._task = asyncio.create_task(self._run())
-
-    @property
-    def num_in_flight(self) -> int:
-        return len(self._open)
 
     def submit(self, generation: Generation) -> DeltaInbox:
         if generation.request_id in self._open:
@@ -168,9 +170,12 @@ class _Link:
         if not self._send(decode_pb2.GenerateCommand(submit=generation_to_proto(generation))):
             raise Unavailable("the stream to the worker is congested", retry_after_s=1.0)
         self._open[generation.request_id] = inbox
+        self._num_choices[generation.request_id] = generation.params.n
+        self.num_in_flight += generation.params.n
         return inbox
 
     def forget(self, request_id: str, *, abort: bool) -> None:
+        self.num_in_flight -= self._num_choices.pop(request_id, 0)
         if self._open.pop(request_id, None) is None or not (abort and self.connected):
             return
         command = decode_pb2.GenerateCommand(abort=decode_pb2.Abort(request_id=request_id, reason="caller left"))
@@ -220,22 +225,44 @@ class _Link:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await call.initial_metadata()
             self._commands, self.connected = commands, True
+            self.num_connections += 1
             self._event.set()
             self._event.clear()
-            while True:
-                async with asyncio.timeout(STALL_S):
-                    batch = await call.read()
-                if batch is grpc.aio.EOF:
-                    return
-                for delta in batch.deltas:
-                    inbox = self._open.get(delta.request_id)
-                    if inbox is not None:  # aborted requests may still have a delta on the way
-                        inbox.put(delta_from_proto(delta))
+            async with asyncio.timeout(None) as stall:
+                watch = asyncio.create_task(self._watch(stall))
+                try:
+                    await self._read(call)
+                finally:
+                    watch.cancel()
         finally:
             call.cancel()
             while not commands.empty():
                 commands.get_nowait()
             commands.put_nowait(None)
+
+    async def _watch(self, stall: asyncio.Timeout) -> None:
+        """Ends the stream after `STALL_S` of silence, in ticks: a loop that stood still itself has counted one, and
+        then reads what the worker sent meanwhile."""
+        num_silent = 0
+        while num_silent < _STALL_TICKS:
+            self._heard = False
+            await asyncio.sleep(STALL_S / _STALL_TICKS)
+            num_silent = 0 if self._heard else num_silent + 1
+        stall.reschedule(asyncio.get_running_loop().time())
+
+    async def _read(self, call: Any) -> None:
+        """Until the worker ends the stream."""
+        while True:
+            batch = await call.read()
+            if batch is grpc.aio.EOF:
+                return
+            self._heard = True
+            for delta in batch.deltas:
+                inbox = self._open.get(delta.request_id)
+                if inbox is None:  # aborted requests may still have a delta on the way
+                    continue
+                if not inbox.put(delta_from_proto(delta)):
+                    self.forget(delta.request_id, abort=True)
 
     def _send(self, command: decode_pb2.GenerateCommand) -> bool:
         """False when the stream is congested."""
@@ -248,6 +275,18 @@ class _Link:
         for inbox in self._open.values():
             inbox.put(WorkerLost(why, retry_after_s=1.0))
         self._open.clear()
+        self._num_choices.clear()
+        self.num_in_flight = 0
+
+
+def _meant(error: ShoalError) -> ShoalError:
+    """Of an answer of the worker's that is about our stream to it, not about the request."""
+    if isinstance(error, Cancelled):
+        return WorkerLost(error.message)
+    if isinstance(error, InvalidRequest) and error.param == "request_id":  # ids are ours
+        return Overloaded("the worker has not yet let go of the request, which came over a stream that broke",
+                          retry_after_s=RECONNECT_WAIT_S)
+    return error
 
 
 async def _sending(commands: _Commands) -> AsyncIterator[decode_pb2.GenerateCommand]:

@@ -15,6 +15,7 @@ import grpc.aio
 
 from common import rpc
 from common.bus import Bus
+from common.cancellation import uncancelled
 from common.clients.channels import ChannelPool
 from common.clients.router_wire import OUTCOME_SUBJECT, outcome_to_proto, placement_from, query_to_proto
 from common.directory import Directory
@@ -48,7 +49,7 @@ class RouterClient:
         failure = "none is registered"
         for replica in self._in_order():
             try:
-                answer = await replica.stub.Route(request, timeout=self._attempt_timeout_s)
+                answer = await uncancelled(replica.stub.Route(request, timeout=self._attempt_timeout_s), "router")
             except (Unavailable, DeadlineExceeded, grpc.aio.UsageError) as error:  # the last: closed meanwhile
                 replica.failed_at = time.monotonic()
                 failure = str(error)

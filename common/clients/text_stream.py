@@ -9,11 +9,12 @@ lost or repeated.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from common import rpc
 from common.clients.text_link import TextLink
@@ -23,6 +24,10 @@ from proto import tokenizer_pb2
 
 if TYPE_CHECKING:
     from common.clients.tokenizer_replicas import Replica, TokenizerReplicas
+
+
+FULL_WAIT_S: Final = 0.1  # when all replicas are full; doubles up to
+MAX_FULL_WAIT_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +53,14 @@ class ReplicaTextStream:
         self._closed = False
 
     async def push(self, token_ids: Sequence[int]) -> TextDelta:
-        """Raises `Unavailable` when no replica answers within the deadline; the tokens are kept."""
+        """Raises `Unavailable` when no replica answers within the deadline, `Overloaded` when those that do are full.
+
+        The tokens are kept.
+        """
         return await self._advance(token_ids, flush=False)
 
-    async def finish(self) -> TextDelta:
-        return await self._advance((), flush=True)
+    async def finish(self, token_ids: Sequence[int] = ()) -> TextDelta:
+        return await self._advance(token_ids, flush=True)
 
     def close(self) -> None:
         self._closed = True
@@ -66,15 +74,26 @@ class ReplicaTextStream:
             return replace(self._last, text="")
         self._tokens.extend(token_ids)
         deadline = time.monotonic() + self._timeout_s
+        full: set[str] = set()  # replicas that had no room
+        wait_s = FULL_WAIT_S
         while True:
             fresh = self._attached is None or self._attached.link.broken
-            at = await self._attach(deadline) if self._attached is None or fresh else self._attached
+            at = await self._attach(deadline, full) if self._attached is None or fresh else self._attached
             item = tokenizer_pb2.DetokenizeItem(
                 stream_id=at.stream_id, open=self._opening if fresh else None,
                 token_ids=self._tokens if fresh else token_ids, flush=flush)
             try:
                 return self._received(await self._ask(at, item, deadline), self._num_chars if fresh else 0)
-            except (Unavailable, Overloaded):
+            except Overloaded:
+                full.add(at.replica.address)
+                if self._replicas.has_other(self._opening.model, full):
+                    continue
+                if time.monotonic() + wait_s >= deadline:
+                    raise
+                await asyncio.sleep(wait_s)
+                full.clear()
+                wait_s = min(2 * wait_s, MAX_FULL_WAIT_S)
+            except Unavailable:
                 self._replicas.mark_failed(at.replica)
                 if time.monotonic() >= deadline:
                     raise
@@ -107,8 +126,8 @@ class ReplicaTextStream:
             del self._tokens[:]
         return self._last
 
-    async def _attach(self, deadline: float) -> _Attachment:
-        replica = await self._replicas.pick(self._opening.model, deadline)
+    async def _attach(self, deadline: float, full: Collection[str]) -> _Attachment:
+        replica = await self._replicas.pick(self._opening.model, deadline, full)
         if self._closed:
             raise Cancelled("the text stream is closed")
         link = replica.link()

@@ -7,7 +7,6 @@ Texts of running generations: common/clients/text_stream.py.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
@@ -16,6 +15,7 @@ import orjson
 
 from common import rpc
 from common.block_hash import HASH_BYTES
+from common.cancellation import uncancelled
 from common.clients.channels import ChannelPool
 from common.clients.text_stream import ReplicaTextStream
 from common.clients.tokenizer_replicas import Replica, TokenizerReplicas
@@ -122,33 +122,21 @@ class TokenizerClient:
     async def _call(self, model: str, call: Callable[[Replica, float], Awaitable[Any]]) -> Any:
         """One answer from some replica. Errors that a repeat cannot help are raised at once."""
         deadline = time.monotonic() + self._call_timeout_s
-        refused: set[str] = set()  # replicas that were full
+        full: set[str] = set()  # replicas that had no room
         while True:
-            replica = await self._replicas.pick(model, deadline)
+            replica = await self._replicas.pick(model, deadline, full)
             timeout_s = min(self._attempt_timeout_s, max(deadline - time.monotonic(), 0.001))
             try:
-                return await _uncancelled(call(replica, timeout_s))
+                return await uncancelled(call(replica, timeout_s), "tokenizer")
             except Overloaded:
-                self._replicas.mark_failed(replica)
-                refused.add(replica.address)
-                if refused >= self._replicas.addresses(model):
+                full.add(replica.address)
+                if not self._replicas.has_other(model, full):
                     raise
             except (Unavailable, DeadlineExceeded) as error:
                 self._replicas.mark_failed(replica)
                 if time.monotonic() >= deadline:
                     raise Unavailable(f"no tokenizer of model {model!r} answered within {self._call_timeout_s:g} s: "
                                       f"{error.message}", retry_after_s=1.0) from error
-
-
-async def _uncancelled(answer: Awaitable[Any]) -> Any:
-    """A call that ended because its channel was closed looks cancelled; only our own cancellation is one."""
-    try:
-        return await answer
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise
-        raise Unavailable("the channel to the tokenizer was closed", retry_after_s=1.0) from None
 
 
 def _request(model: str, spec: HashSpec | None, token_strings: bool) -> tokenizer_pb2.TokenizeRequest:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Collection
 from typing import Final
 
 import grpc.aio
@@ -59,18 +60,21 @@ class TokenizerReplicas:
         self._turn = 0
         self._stopped = False
 
-    def addresses(self, model: str) -> set[str]:
-        """Of all replicas that take calls for the model."""
-        return {record.address for record in self._directory.records(SERVICE, model)}
+    def has_other(self, model: str, full: Collection[str]) -> bool:
+        """Whether a replica of the model that has not failed lately is not among the addresses `full`."""
+        now = time.monotonic()
+        replicas = map(self._replica, self._directory.records(SERVICE, model))
+        return any(now - r.failed_at >= FAILED_S and r.address not in full for r in replicas)
 
-    async def pick(self, model: str, deadline: float) -> Replica:
-        """The next replica of the model; waits for one until `deadline` (monotonic).
+    async def pick(self, model: str, deadline: float, full: Collection[str] = ()) -> Replica:
+        """The next replica of the model; waits for one until `deadline` (monotonic). `full`: addresses to go past
+        while another one lives.
 
-        Raises `ModelNotFound` when there are replicas and none has the model, `Unavailable` at the deadline.
+        Raises `ModelNotFound` when there are replicas and none ever had the model, `Unavailable` at the deadline.
         """
         while not self._stopped:
             self._retire_gone()
-            replica = self._next(model)
+            replica = self._next(model, full)
             if replica is not None and time.monotonic() - replica.failed_at >= RETRY_WAIT_S:
                 return replica
             left = deadline - time.monotonic()
@@ -91,11 +95,10 @@ class TokenizerReplicas:
             await replica.close(None)
         self._replicas.clear()
 
-    def _next(self, model: str) -> Replica | None:
+    def _next(self, model: str, full: Collection[str]) -> Replica | None:
         records = self._directory.records(SERVICE, model)
         if not records:
-            known = self._directory.all(SERVICE)
-            if known and not any(model in record.models for record in known):
+            if self._directory.all(SERVICE) and not self._directory.has_listed(SERVICE, model):
                 raise ModelNotFound(f"the model {model!r} does not exist", param="model")
             return None
         replicas = [self._replica(record) for record in records]
@@ -103,7 +106,8 @@ class TokenizerReplicas:
         healthy = [r for r in replicas if now - r.failed_at >= FAILED_S]
         self._turn += 1
         if healthy:
-            return healthy[self._turn % len(healthy)]
+            with_room = [r for r in healthy if r.address not in full] or healthy
+            return with_room[self._turn % len(with_room)]
         return min(replicas, key=lambda r: r.failed_at)
 
     def _replica(self, record: ServiceRecord) -> Replica:

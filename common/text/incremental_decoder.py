@@ -13,6 +13,7 @@ from typing import Final, Protocol
 from common.text.model_tokenizer import ModelTokenizer
 
 _CONTEXT_TOKENS: Final = 4  # emitted tokens kept as left context; a decoder's leading-space rule needs one
+_MAX_WINDOW_TOKENS: Final = 20
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -54,7 +55,8 @@ class WindowDecoder:
 
     The window is `[context | held]`: context tokens are out, held ones are not. Tokens without text are dropped
     first, so that the window always starts with one that had text. A run of byte tokens is held until it ends,
-    because one wrong byte turns the whole run into U+FFFD. (Window decoding as in text-generation-inference.)
+    because one wrong byte turns the whole run into U+FFFD. Other tokens that end in U+FFFD may end within a character:
+    when the window is full, all text but the last U+FFFD goes out. (Window decoding as in text-generation-inference.)
     """
 
     def __init__(self, tokenizer: ModelTokenizer, *, skip_special_tokens: bool) -> None:
@@ -76,14 +78,17 @@ class WindowDecoder:
         if token_id in self._tokenizer.byte_tokens:
             return ""
         text = self._decode(self._window)
-        if text.endswith(_REPLACEMENT) or not text.startswith(self._context_text):
-            return ""
+        num_open = int(text.endswith(_REPLACEMENT))  # a character that lacks bytes reads as one U+FFFD
+        if num_open or not text.startswith(self._context_text):
+            return self._release(text, num_open) if len(self._window) >= _MAX_WINDOW_TOKENS else ""
         return self._release(text)
 
-    def _release(self, text: str) -> str:
-        new = text[len(self._context_text):]
-        self._window = self._window[-_CONTEXT_TOKENS:]
-        self._context_text = self._decode(self._window)
+    def _release(self, text: str, num_open: int = 0) -> str:
+        """All new text but the last `num_open` characters, at most one; it has at most as many tokens as bytes."""
+        new = text[len(self._context_text) : len(text) - num_open]
+        self._window = self._window[-(2 if num_open else 1) * _CONTEXT_TOKENS :]
+        known = self._decode(self._window)
+        self._context_text = known[: len(known) - num_open]
         return new
 
     def _decode(self, token_ids: list[int]) -> str:

@@ -62,13 +62,21 @@ def _lark_source(text: str) -> str:
         raise refusal(f"lark has {num_levels} rules and open brackets, the limit is {MAX_LARK_LEVELS}")
     for regex in _LARK_REGEX.finditer(text):
         check_regex(regex[1], "lark: regex")
+    checked: list[str] = []
+    end = 0
     for place in re.finditer(r"%json\s*", text):
+        if place.start() < end:  # within a schema
+            continue
         try:
-            schema, _ = json.JSONDecoder().raw_decode(text, place.end())
+            schema, schema_end = json.JSONDecoder().raw_decode(text, place.end())
         except (ValueError, RecursionError) as exc:
             raise refusal(f"lark: the schema after %json is not JSON: {exc}") from exc
+        sent = json.dumps(schema)
         check_schema(schema)
-    return LLMatcher.grammar_from_lark(text)
+        if (kept := json.dumps(schema)) != sent:
+            checked += (text[end : place.end()], kept)
+            end = schema_end
+    return LLMatcher.grammar_from_lark("".join((*checked, text[end:])))
 
 
 def _choice_source(text: str) -> str:

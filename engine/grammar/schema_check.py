@@ -1,7 +1,9 @@
 """What of JSON Schema is enforced, and how large a schema may be. Torch-free.
 
 llguidance refuses the keywords that it knows of and does not implement, and ignores all others. Here any keyword that
-is neither enforced nor an annotation is refused by name, so that no part of a schema is silently left out.
+is neither enforced nor an annotation is refused by name, so that no part of a schema is silently left out. Keywords
+with a value that every JSON value satisfies are taken out first. A part of a schema that says `LENIENT` is the
+exception: what of it cannot be enforced is taken out, too.
 """
 
 from __future__ import annotations
@@ -10,24 +12,22 @@ from collections.abc import Iterator
 from typing import Any
 
 from common.errors import InvalidRequest, UnsupportedValue
+from common.grammar import LENIENT
 from engine.grammar.llguidance_state import refusal
 from engine.grammar.regex_check import check_regex
+from engine.grammar.schema_keywords import (
+    asks_for_more_properties,
+    has_unenforced_format,
+    is_known,
+    take_out_silent,
+    take_out_unenforced,
+)
 
 MAX_DEPTH = 64  # of nested schemas
 MAX_LEVELS = 4096  # depth, times one more than the number of different $refs: how deep the compiler may have to go
 MAX_PROPERTIES = 1000  # of one object
 MAX_ENUM_VALUES = 20_000  # of the whole schema
 
-ENFORCED = frozenset((
-    "type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref", "items", "prefixItems", "additionalItems", "minItems",
-    "maxItems", "properties", "patternProperties", "additionalProperties", "required", "minProperties",
-    "maxProperties", "minLength", "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum",
-    "exclusiveMaximum", "multipleOf"))
-# "discriminator", "example", "externalDocs" and "xml" are OpenAPI's.
-ANNOTATIONS = frozenset((
-    "$schema", "$id", "id", "$anchor", "$defs", "definitions", "$comment", "title", "description", "default",
-    "examples", "readOnly", "writeOnly", "deprecated", "contentMediaType", "contentEncoding", "discriminator",
-    "example", "externalDocs", "xml"))
 TYPES = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
 
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -36,12 +36,15 @@ _SINGLE = ("additionalItems", "additionalProperties", "items")
 
 
 def check_schema(schema: Any) -> None:
-    """Raise `InvalidRequest` for a parsed schema beyond a limit, `UnsupportedValue` for a keyword, naming its path."""
+    """Raise `InvalidRequest` for a parsed schema beyond a limit, `UnsupportedValue` for a keyword, naming its path.
+
+    Takes out of it, in place, what asks for nothing or, in a lenient part, cannot be enforced.
+    """
     refs: set[str] = set()
     deepest = num_enum_values = 0
-    open_schemas: list[tuple[Any, str, int]] = [(schema, "", 1)]
+    open_schemas: list[tuple[Any, str, int, bool]] = [(schema, "", 1, False)]
     while open_schemas:
-        node, path, depth = open_schemas.pop()
+        node, path, depth, is_lenient = open_schemas.pop()
         deepest = max(deepest, depth)
         if depth > MAX_DEPTH:
             raise refusal(f"schema is nested deeper than {MAX_DEPTH} schemas")
@@ -49,10 +52,14 @@ def check_schema(schema: Any) -> None:
             continue
         if not isinstance(node, dict):
             raise refusal(f"schema at {path or 'the root'} must be an object or a boolean, got {_kind(node)}")
+        take_out_silent(node)
+        if is_lenient := is_lenient or node.get(LENIENT) is True:
+            take_out_unenforced(node)
         _check_node(node, path)
         refs.add(node.get("$ref", ""))
         num_enum_values += len(node.get("enum", ()))
-        open_schemas += ((child, f"{path}/{name}", depth + 1) for name, child in _children(node, path))
+        open_schemas += (
+            (child, f"{path}/{name}", depth + 1, is_lenient) for name, child in _children(node, path))
     if num_enum_values > MAX_ENUM_VALUES:
         raise refusal(f"schema has {num_enum_values} enum values, the limit is {MAX_ENUM_VALUES}")
     if deepest * len(refs) > MAX_LEVELS:
@@ -62,9 +69,10 @@ def check_schema(schema: Any) -> None:
 
 def _check_node(node: dict[str, Any], path: str) -> None:
     for keyword in node:
-        is_extension = keyword.startswith("x-") and keyword != "x-guidance"
-        if keyword not in ENFORCED and keyword not in ANNOTATIONS and not is_extension:
+        if not is_known(keyword):
             raise _unsupported(keyword, path, "is not supported")
+    if has_unenforced_format(node):
+        raise _unsupported("format", path, f"is not supported with {node['format']!r}")
     names = node.get("type", [])
     for name in names if isinstance(names, list) else [names]:
         if not isinstance(name, str) or name not in TYPES:
@@ -80,9 +88,7 @@ def _check_node(node: dict[str, Any], path: str) -> None:
 
 def _check_enforceable(node: dict[str, Any], path: str) -> None:
     """Keywords that llguidance enforces only in part."""
-    at_least = node.get("minProperties", 0)
-    if isinstance(at_least, int | float) and at_least > max(1, len(set(map(str, node.get("required", ()))))):
-        # Keys that are not named in `properties` may come twice.
+    if asks_for_more_properties(node):
         raise _unsupported("minProperties", path, "above 1 is only supported up to the number of required properties")
     if "pattern" in node:
         check_regex(node["pattern"], f"schema: {path}/pattern")

@@ -6,18 +6,23 @@ key of the arguments is the model's own. One call is an object, several are an a
 
     {"name": "f", "arguments": {…}}        [{"name": "f", "arguments": {…}}, {"name": "g", "arguments": {…}}]
 
-The tools' schemas become parts of one schema, and what they refer to in themselves moves along.
+The tools' schemas become parts of one schema, and what they refer to in themselves moves along. Of a tool that is not
+`strict`, what cannot be enforced is left out by the compiler.
+
+Where an answer of a certain schema is asked beside tools that may be called, the output is either, and one call needs
+no array. What reads as a call is one: a schema that allows objects like calls (`name` is that of a tool, `arguments`,
+if there are any, an object) does not get such values as content.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from common.errors import InvalidRequest
-from common.grammar import Grammar, GrammarKind
+from common.grammar import LENIENT, Grammar, GrammarKind
 
 FORCED_PARSER: Final = "json"  # reads what the grammar lets through
 MAX_CALLS: Final = 16  # of one output; a model that repeats itself ends there
@@ -34,50 +39,82 @@ _SINGLE: Final = frozenset({"additionalItems", "additionalProperties", "items"})
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """A function that may be called. `parameters`: the schema of its arguments; None or empty: it takes none."""
+    """A function that may be called. `parameters`: the schema of its arguments; None or empty: it takes none.
+
+    `param`: the field that they were sent in. `is_strict`: what cannot be enforced of them is refused.
+    """
 
     name: str
     parameters: Mapping[str, Any] | None = None
+    param: str = "tools"
+    is_strict: bool = False
 
 
-def tool_grammar(parser: str, tools: Sequence[ToolSpec], *, named: str | None, one_at_most: bool) -> Grammar:
-    """At least one call of `tools`; of `named`, exactly one. `parser`: of the model's own format.
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What may be written in place of calls. `param`: the field that its schema was sent in."""
+
+    schema: Mapping[str, Any]
+    param: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolGrammar:
+    """`places`: path of a part of the grammar's schema → the field that it was sent in."""
+
+    grammar: Grammar
+    places: Mapping[str, str] = field(default_factory=dict)
+
+
+def tool_grammar(
+    parser: str, tools: Sequence[ToolSpec], *, named: str | None, one_at_most: bool, answer: Answer | None = None,
+) -> ToolGrammar:
+    """At least one call of `tools`, or `answer`; of `named`, exactly one. `parser`: of the model's own format.
 
     Raises `InvalidRequest` for a name that is not among the tools, and for schemas that are too long, too deep or not
     of an object. What else a schema may have wrong, its compiler says.
     """
-    allowed = [(i, tool) for i, tool in enumerate(tools) if named in (None, tool.name)]
+    allowed = [tool for tool in tools if named in (None, tool.name)]
     if not allowed:
         what = "no tools to choose from" if named is None else f"no tool is named {named[:64]!r}"
         raise InvalidRequest(f"tool_choice: {what}", param="tool_choice")
     key = "parameters" if parser == "llama3_json" else "arguments"
     is_single = named is not None or one_at_most
-    place = "" if is_single else "/items"
-    calls = [_call_schema(tool, key, f"{place}/anyOf/{nth}/properties/{key}", f"tools.{i}.function.parameters")
-             for nth, (i, tool) in enumerate(allowed)]
-    call = {"anyOf": calls}
-    schema = call if is_single else {"type": "array", "items": call, "minItems": 1, "maxItems": MAX_CALLS}
+    place = "/anyOf/1" if answer is not None else "" if is_single else "/items"
+    places = {f"{place}/anyOf/{nth}/properties/{key}": tool for nth, tool in enumerate(allowed)}
+    call = {"anyOf": [_call_schema(tool, key, at) for at, tool in places.items()]}
+    sent_in = {at: tool.param for at, tool in places.items()}
+    if answer is not None:
+        sent_in["/anyOf/0"] = answer.param
+        schema: Mapping[str, Any] = {"anyOf": [_moved(answer.schema, "/anyOf/0", answer.param, 1), call]}
+        schema["anyOf"].extend([] if is_single else [_several({"$ref": f"#{place}"})])
+    else:
+        schema = call if is_single else _several(call)
     try:
-        return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema, ensure_ascii=False))
+        return ToolGrammar(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema, ensure_ascii=False)), sent_in)
     except InvalidRequest as error:
         raise InvalidRequest(
             f"tools: their schemas are too long to be enforced: {error.message.removeprefix('grammar: ')}",
             param="tools") from None
 
 
-def _call_schema(tool: ToolSpec, key: str, place: str, param: str) -> dict[str, Any]:
-    """`place`: JSON pointer to the arguments' schema. `param`: the field that it was sent in."""
-    properties = {"name": {"const": tool.name}, key: _arguments_schema(tool, place, param)}
+def _several(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"type": "array", "items": call, "minItems": 1, "maxItems": MAX_CALLS}
+
+
+def _call_schema(tool: ToolSpec, key: str, place: str) -> dict[str, Any]:
+    """`place`: JSON pointer to the arguments' schema."""
+    properties = {"name": {"const": tool.name}, key: _arguments_schema(tool, place)}
     return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
 
 
-def _arguments_schema(tool: ToolSpec, place: str, param: str) -> Mapping[str, Any]:
+def _arguments_schema(tool: ToolSpec, place: str) -> Mapping[str, Any]:
     """Arguments are an object, and of names that the schema lists, unless it says more about them than that."""
     if not tool.parameters:
         return _NO_ARGUMENTS
     if tool.parameters.get("type", "object") != "object":
-        raise InvalidRequest(f"{param}: must be the schema of an object", param=param)
-    schema = {**_moved(tool.parameters, place, param, 1), "type": "object"}
+        raise InvalidRequest(f"{tool.param}: must be the schema of an object", param=tool.param)
+    schema = {**_moved(tool.parameters, place, tool.param, 1), "type": "object", LENIENT: not tool.is_strict}
     if "properties" in schema and not _SAYS_MORE & schema.keys():
         schema["additionalProperties"] = False
     return schema

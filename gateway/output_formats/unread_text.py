@@ -76,8 +76,8 @@ class UnreadText:
 
     def looks_at(self, marker: str) -> Reading[bool]:
         """Whether `marker` is next."""
-        while not self._text.startswith(marker, self._at):
-            if self._is_whole or not marker.startswith(self._text[self._at :]):
+        while (here := self._text[self._at : self._at + len(marker)]) != marker:
+            if self._is_whole or not marker.startswith(here):
                 return False
             yield
         return True

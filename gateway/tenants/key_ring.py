@@ -35,11 +35,11 @@ log = logs.get(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Keys:
-    """One state of all keys; `callers` are in the order of `entries`."""
+    """One state of all keys; `callers` by the digest of the key."""
 
     entries: tuple[KeyEntry, ...]
     limits: dict[str, RateLimits]
-    callers: tuple[Caller, ...]
+    callers: dict[bytes, tuple[KeyEntry, Caller]]
     file_digest: bytes
 
 
@@ -52,7 +52,7 @@ class KeyRing:
         self._lock = asyncio.Lock()
         self._wake = asyncio.Event()
         self._failure = ""
-        self._keys = _Keys((), {}, (), b"")
+        self._keys = _Keys((), {}, {}, b"")
         self._take(self._load())
 
     @property
@@ -72,18 +72,24 @@ class KeyRing:
     def num_tenants(self) -> int:
         return len(self._keys.limits)
 
+    def has_tenant(self, name: str) -> bool:
+        """While no key is configured, whoever comes is of the tenant that there is."""
+        return self.is_open or name in self._keys.limits
+
     def find(self, key: bytes) -> Caller:
-        """Whose key it is. Raises `Unauthenticated`."""
-        given, keys = digest_of(key), self._keys
-        # All are compared, so that time tells neither which key is near nor how many there are before it.
-        matches = [hmac.compare_digest(given, entry.digest) for entry in keys.entries]
-        if not any(matches):
+        """Whose key it is. Raises `Unauthenticated`.
+
+        Looked up by its SHA-256: whatever the time of that tells is of a hash, and nobody can choose what to send so
+        that its hash comes nearer and nearer to a stored one. The one found is compared in constant time.
+        """
+        given = digest_of(key)
+        found = self._keys.callers.get(given)
+        if found is None or not hmac.compare_digest(given, found[0].digest):
             raise Unauthenticated("this API key is not accepted")
-        at = matches.index(True)
-        expires = keys.entries[at].expires
-        if expires is not None and self._now() >= expires.timestamp():
+        entry, caller = found
+        if entry.expires is not None and self._now() >= entry.expires.timestamp():
             raise Unauthenticated("this API key has expired")
-        return keys.callers[at]
+        return caller
 
     def use_salt_key(self, key: bytes) -> None:
         """The secret that all gateways of the deployment share; cache salts of tenants come from it."""
@@ -106,6 +112,8 @@ class KeyRing:
 
     async def reload(self) -> bool:
         """Take the file if it has changed; True if so. Raises `ConfigError` for a broken one, and keeps the keys."""
+        if not self._file:
+            return False
         async with self._lock:
             try:
                 keys = await asyncio.to_thread(self._load)
@@ -136,11 +144,11 @@ class KeyRing:
                 return self._keys
             entries += parse_key_file(content, self._file)
         kept = distinct(entries)
-        return _Keys(kept, limits_by_tenant(kept), (), file_digest)
+        return _Keys(kept, limits_by_tenant(kept), {}, file_digest)
 
     def _take(self, keys: _Keys) -> None:
         tenants = {name: Tenant(name, limits, self._salt_key) for name, limits in keys.limits.items()}
-        callers = tuple(Caller(tenants[e.tenant], e.models, e.priority, e.is_admin) for e in keys.entries)
+        callers = {e.digest: (e, Caller(tenants[e.tenant], e.models, e.priority, e.is_admin)) for e in keys.entries}
         metrics.forget_tenants(self._keys.limits.keys() - keys.limits.keys())
         metrics.KEYS.set(len(callers))
         self._keys = _Keys(keys.entries, keys.limits, callers, keys.file_digest)

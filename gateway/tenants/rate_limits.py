@@ -1,14 +1,16 @@
 """Rate limits of tenants: what a limit leaves, how it is told, and the guard that asks before a request goes in.
 
 A limit is a bucket that holds one minute's worth and fills steadily, so a rested tenant may use it all at once. A POST
-takes one request when it goes in. Its tokens are taken once it has ended, well or not, when they are known: a tenant
-whose bucket of tokens is empty, or in debt, is refused until it holds one token again. So what runs is never cut off,
-and a tenant can owe no more than the requests that it had running. GET and HEAD take nothing, nor does a refused POST.
+takes one request when it goes in. Its tokens are taken once it has ended, well or not, when they are known; who leaves
+before the first token of output pays for the prompt, once a worker has it. A tenant whose bucket of tokens is empty, or
+in debt, is refused until it holds one token again. So what runs is never cut off, and a tenant can owe no more than the
+requests that it had running. GET and HEAD take nothing, nor does a refused POST.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -84,10 +86,16 @@ class RateLimitStore(Protocol):
 
 
 class RateLimitGuard:
-    """ASGI middleware behind the key guard. `allow_on_failure`: whether a request goes in when the store is away."""
+    """ASGI middleware behind the key guard. `allow_on_failure`: whether a request goes in when the store is away.
 
-    def __init__(self, app: ASGIApp, store: RateLimitStore, *, allow_on_failure: bool) -> None:
-        self._app, self._store, self._allow_on_failure = app, store, allow_on_failure
+    Counted are tenants that `has_tenant`: one that is gone by the end of its request gets no series again.
+    """
+
+    def __init__(
+        self, app: ASGIApp, store: RateLimitStore, has_tenant: Callable[[str], bool], *, allow_on_failure: bool
+    ) -> None:
+        self._app, self._store = app, store
+        self._has_tenant, self._allow_on_failure = has_tenant, allow_on_failure
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -96,10 +104,11 @@ class RateLimitGuard:
         tenant, takes_one = tenant_of(scope), scope["method"] not in ("GET", "HEAD")
         standing = await self._ask(tenant, takes_one) if tenant.limits else None
         if standing is not None and standing.refused_by:
-            metrics.RATE_LIMITED.labels(tenant.name, standing.refused_by).inc()
+            if self._has_tenant(tenant.name):
+                metrics.RATE_LIMITED.labels(tenant.name, standing.refused_by).inc()
             await _refuse(standing, scope, receive, send)
             return
-        if takes_one:
+        if takes_one and self._has_tenant(tenant.name):
             metrics.TENANT_REQUESTS.labels(tenant.name).inc()
         try:
             await self._app(scope, receive, _adding(send, standing.headers()) if standing is not None else send)
@@ -119,12 +128,13 @@ class RateLimitGuard:
     async def _settle(self, tenant: Tenant, scope: Scope) -> None:
         """Before the connection is free for its next request, which so finds the tokens of this one taken."""
         seen = observation(scope)
-        usage = seen.used or seen.usage
+        usage = seen.charged
         if usage is None:
             return
-        counts = usage.num_prompt_tokens, usage.num_cached_tokens, usage.num_output_tokens
-        for kind, num_tokens in zip(metrics.TOKEN_KINDS, counts, strict=True):
-            metrics.TENANT_TOKENS.labels(tenant.name, kind).inc(num_tokens)
+        if self._has_tenant(tenant.name):
+            counts = usage.num_prompt_tokens, usage.num_cached_tokens, usage.num_output_tokens
+            for kind, num_tokens in zip(metrics.TOKEN_KINDS, counts, strict=True):
+                metrics.TENANT_TOKENS.labels(tenant.name, kind).inc(num_tokens)
         if tenant.limits.tokens_per_minute is not None:
             try:
                 await self._store.charge(tenant, usage.num_prompt_tokens + usage.num_output_tokens)

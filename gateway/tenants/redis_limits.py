@@ -5,13 +5,15 @@ each microsecond, all levels are whole numbers below 2**53, and every gateway co
 is full; a key lives until its buckets are. A clock that goes back (another server took over) does not stop the filling
 for longer than until the next write.
 
-States of the store: connected ⇄ away. After a call that failed no other is tried for `RETRY_S`, so that requests wait
-for a dead Redis once, not each. A charge that fails is lost, and counted by the caller.
+States of the store: connected ⇄ away. After `MAX_FAILURES` calls in a row that failed no other is tried for `RETRY_S`,
+so that requests wait for a dead Redis twice, not each. A call says nothing of Redis if this process was held up itself
+or had its turn late. A charge that fails is lost, and counted by the caller.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any, Final, cast
 
 import redis.asyncio as redis
@@ -26,6 +28,8 @@ from gateway.tenants.tenant import Tenant
 log = logs.get(__name__)
 
 RETRY_S: Final = 1.0
+MAX_FAILURES: Final = 2
+LATE_S: Final = 0.02  # a timer that fires so long after its time tells of a stall of this loop
 MAX_CALLS: Final = 16  # at once; more wait their turn, within their deadline
 _FAILURES = (RedisError, OSError, TimeoutError)
 
@@ -75,6 +79,7 @@ class RedisLimits:
         self._client, self._timeout_s = client, timeout_s
         self._room = asyncio.Semaphore(MAX_CALLS)
         self._away_until = 0.0  # of the loop's clock
+        self._num_failures = 0  # in a row
         self._reachable = True
         metrics.RATE_LIMITS_CONNECTED.set(1)
 
@@ -101,15 +106,25 @@ class RedisLimits:
         clock = asyncio.get_running_loop().time
         if clock() < self._away_until:
             raise Unavailable("rate limits: Redis did not answer a moment ago")
+        start, had_turn_at = clock(), math.inf
         try:
             async with asyncio.timeout(self._timeout_s), self._room:
+                had_turn_at = clock()
                 answer = await cast(Any, self._client.eval(CLOCK + SPEND, 1, key, *map(str, arguments)))
         except _FAILURES as error:
-            self._away_until = clock() + RETRY_S
-            self._note(False)
+            is_late = clock() > start + self._timeout_s + LATE_S
+            if not is_late and had_turn_at - start <= self._timeout_s / 2:
+                self._note_failure(clock())
             raise Unavailable(f"rate limits: {type(error).__name__}") from error
+        self._num_failures = 0
         self._note(True)
         return cast(list[bytes], answer)
+
+    def _note_failure(self, now: float) -> None:
+        self._num_failures += 1
+        if self._num_failures >= MAX_FAILURES:
+            self._away_until = now + RETRY_S
+            self._note(False)
 
     def _note(self, reachable: bool) -> None:
         if reachable != self._reachable:

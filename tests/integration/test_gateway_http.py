@@ -276,7 +276,16 @@ async def test_assistant_turns_without_text_reach_the_template(gateway: HttpGate
     history[1] = {"role": "assistant", "content": "x", "tool_calls": []}
     assert (await gateway.chat(messages=history)).status_code == 200
     history[1] = {"role": "assistant", "content": None}
-    refusal(await gateway.chat(messages=history), 400, "invalid_value", "messages.1.content")
+    assert (await gateway.chat(messages=history)).status_code == 200
+    assert gateway.tokenizer.prompts[-1].messages[1] == {"role": "assistant", "content": ""}
+    history[0] = {"role": "user", "content": None}
+    refusal(await gateway.chat(messages=history), 400, "invalid_value", "messages.0.content")
+
+
+async def test_token_ids_beyond_the_context_are_refused_before_a_tokenizer_sees_them(gateway: HttpGateway) -> None:
+    outside_the_vocabulary = [10**6] * 600
+    refusal(await gateway.complete(outside_the_vocabulary), 400, "context_length_exceeded", "prompt")
+    refusal(await gateway.complete(outside_the_vocabulary, truncate_prompt_tokens=5), 400, "invalid_value", "prompt")
 
 
 async def test_text_parts_are_joined_and_an_empty_text_is_a_message(gateway: HttpGateway) -> None:

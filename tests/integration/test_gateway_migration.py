@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
 import pytest
 
-from common.errors import Cancelled, Overloaded, Unavailable, WorkerLost
+from common.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    Overloaded,
+    ShoalError,
+    Unavailable,
+    WorkerLost,
+)
 from common.generation import FinishReason, Generation, TokenDelta, WorkerView
 from common.placement import Placement, RequestOutcome, RouteQuery
+from gateway import metrics
 from tests.fakes import FINGERPRINT, MODEL, FakeDecode, Step
 from tests.http_gateway import http_gateway
 
@@ -92,6 +102,14 @@ async def test_without_a_router_requests_are_placed_by_load_and_still_move_on() 
     assert decode.placed == ["w0", "w1"]
 
 
+@pytest.mark.parametrize("error", [InternalError("bug"), DeadlineExceeded("late"), InvalidRequest("query")])
+async def test_a_router_that_fails_in_any_way_leaves_the_placement_to_load(error: ShoalError) -> None:
+    before = metrics.ROUTED_BY_LOAD._value.get()
+    async with http_gateway(FakeDecode(script=loses({})), router=FakeRouter(refuse=error)) as gateway:
+        assert (await gateway.complete("p", max_tokens=200)).json()["choices"][0]["text"] == TEXT
+    assert metrics.ROUTED_BY_LOAD._value.get() == before + 1
+
+
 async def test_a_router_that_names_an_absent_worker_is_not_believed() -> None:
     decode = FakeDecode(script=loses({}), workers_=workers(1))
     async with http_gateway(decode, router=FakeRouter(workers=("gone",))) as gateway:
@@ -131,6 +149,22 @@ async def test_a_worker_that_comes_back_as_a_new_life_takes_the_stream_up() -> N
     async with http_gateway(decode, worker_wait_s=3) as gateway:
         reply, _ = await asyncio.gather(gateway.complete("p", max_tokens=200), come_back())
     assert reply.json()["choices"][0]["text"] == TEXT
+
+
+async def test_a_begun_stream_goes_on_with_the_worker_it_lost_once_that_is_connected_anew() -> None:
+    decode = FakeDecode(script=loses({"w0": 7}), workers_=workers(1))
+
+    async def come_back() -> None:
+        while not decode.placed:
+            await asyncio.sleep(0.01)
+        decode.script = loses({})
+        decode.workers_ = [replace(decode.workers_[0], connection=1)]
+
+    router = FakeRouter()
+    async with http_gateway(decode, router=router, worker_wait_s=3) as gateway:
+        reply, _ = await asyncio.gather(gateway.complete("p", max_tokens=200), come_back())
+    assert reply.json()["choices"][0]["text"] == TEXT
+    assert [query.exclude for query in router.queries] == [(), ()]
 
 
 async def test_placements_of_one_request_are_capped() -> None:

@@ -238,6 +238,36 @@ async def test_a_full_gateway_refuses_at_once_and_recovers() -> None:
         assert (await gateway.chat()).status_code == 200
 
 
+async def test_half_sent_bodies_hold_no_slots() -> None:
+    async with http_gateway(max_concurrent_requests=2) as gateway:
+        writers = []
+        for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"):
+            _reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            writer.write(f"POST {path} HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\n"
+                         "Content-Length: 100\r\n\r\n{".encode())
+            await writer.drain()
+            writers.append(writer)
+        await asyncio.sleep(0.1)
+        assert (await gateway.chat()).status_code == 200
+        for writer in writers:
+            writer.close()
+
+
+async def test_bodies_in_reading_have_a_bound_of_their_own() -> None:
+    async with http_gateway(max_bodies_at_once=1) as gateway:
+        _reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(b"POST /tokenize HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\n"
+                     b"Content-Length: 100\r\n\r\n{")
+        await writer.drain()
+        await asyncio.sleep(0.1)
+        answer = await gateway.chat()
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "server_is_overloaded")
+        writer.close()
+        await writer.wait_closed()
+        await asyncio.sleep(0.1)
+        assert (await gateway.chat()).status_code == 200
+
+
 async def test_a_drain_lets_streams_finish_and_refuses_new_ones(gateway: HttpGateway) -> None:
     gate = asyncio.Event()
     gateway.decode.script = lambda _w, _g: [b"a", gate, b"b"]

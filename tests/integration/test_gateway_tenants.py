@@ -14,6 +14,7 @@ import openai
 import pytest
 from prometheus_client import REGISTRY
 
+from common.errors import Overloaded
 from common.server_url import open_redis
 from gateway.config import GatewayConfig
 from gateway.service import HttpServer
@@ -144,6 +145,56 @@ async def test_who_leaves_early_pays_for_what_was_used(file: Path, valkey: RealS
         async with asyncio.timeout(5):
             while (await admin.get("/limits/small", headers=bearer(TOKEN))).json()["tokens"]["remaining"]:
                 await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_who_leaves_before_the_first_token_pays_for_the_prompt_that_a_worker_has(
+    file: Path, valkey: RealServer, stream: bool
+) -> None:
+    decode = FakeDecode(script=lambda _w, _g: [asyncio.Event()])
+    async with (http_gateway(decode, api_key_file=str(file), redis_url=valkey.url) as gateway,
+                admin_port(gateway, valkey.url) as admin):
+        with pytest.raises(httpx2.ReadTimeout):
+            await gateway.client.post(
+                "/v1/chat/completions", json={**M0, "stream": stream}, headers=bearer("key-small"), timeout=0.3)
+        async with asyncio.timeout(5):  # "user:hi" is 7 tokens of 12
+            while (await admin.get("/limits/small", headers=bearer(TOKEN))).json()["tokens"]["remaining"] > 6:
+                await asyncio.sleep(0.01)
+
+
+async def test_all_prompts_of_a_call_that_workers_have_are_paid_for(file: Path, valkey: RealServer) -> None:
+    decode = FakeDecode(script=lambda _w, _g: [asyncio.Event()])
+    async with (http_gateway(decode, api_key_file=str(file), redis_url=valkey.url) as gateway,
+                admin_port(gateway, valkey.url) as admin):
+        with pytest.raises(httpx2.ReadTimeout):
+            await gateway.client.post(
+                "/v1/completions", json={"model": MODEL, "prompt": ["abcdef", "ghijkl"]}, headers=bearer("key-small"),
+                timeout=0.3)
+        async with asyncio.timeout(5):
+            while (await admin.get("/limits/small", headers=bearer(TOKEN))).json()["tokens"]["remaining"] > 1:
+                await asyncio.sleep(0.01)
+
+
+async def test_a_request_that_no_worker_takes_costs_no_tokens(file: Path, valkey: RealServer) -> None:
+    decode = FakeDecode(script=lambda _w, _g: [Overloaded("full", retry_after_s=1.0)])
+    async with (http_gateway(decode, api_key_file=str(file), redis_url=valkey.url) as gateway,
+                admin_port(gateway, valkey.url) as admin):
+        assert (await chat(gateway, "key-small")).status_code == 503
+        assert (await admin.get("/limits/small", headers=bearer(TOKEN))).json()["tokens"]["remaining"] == 12
+
+
+async def test_a_tenant_that_is_gone_by_the_end_of_its_request_has_no_series(file: Path) -> None:
+    go_on = asyncio.Event()
+    decode = FakeDecode(script=lambda _w, _g: [[97], go_on, [98]])
+    async with http_gateway(decode, api_key_file=str(file)) as gateway:
+        running = asyncio.create_task(chat(gateway, "key-b"))
+        while not decode.generations:
+            await asyncio.sleep(0.01)
+        write(file, line("key-a", "tenant=acme"))
+        assert await gateway.keys.reload()
+        go_on.set()
+        assert (await running).status_code == 200
+        assert not [s for m in REGISTRY.collect() for s in m.samples if s.labels.get("tenant") == "beta"]
 
 
 async def test_the_openai_client_reads_the_limit(file: Path, valkey: RealServer) -> None:

@@ -220,6 +220,29 @@ async def test_many_texts_with_stops_survive_a_kill_beside_a_living_replica(flee
     assert set(results[1::2]) == {(TEXT, len(ids), None)}
 
 
+@pytest.mark.parametrize("stop", [(), ("é the quick",), ("never there",)])
+@pytest.mark.parametrize("num_last", [0, 1, 9, None])
+async def test_a_text_is_the_same_whether_its_last_tokens_come_with_the_end_or_before_it(
+    fleet: Fleet, stop: tuple[str, ...], num_last: int | None
+) -> None:
+    await fleet.start_replica()
+    ids = await fleet.ids()
+    ids = ids[:-1]  # an output may end anywhere
+    cut = 0 if num_last is None else len(ids) - num_last
+    apart, together = (fleet.client.open_text("m", stop=stop) for _ in range(2))
+    texts = ["", ""]
+    for index, (stream, last) in enumerate(((apart, ()), (together, ids[cut:]))):
+        pushed = ids if stream is apart else ids[:cut]
+        delta = await stream.push(pushed) if pushed else None
+        texts[index] = delta.text if delta is not None else ""
+        if delta is None or not delta.finished:
+            delta = await stream.finish(last)
+            texts[index] += delta.text
+        texts[index] += f" {delta.num_tokens} {delta.matched_stop} {delta.finished}"
+    assert texts[0] == texts[1]
+    assert fleet.num_streams(fleet.services[0]) == 0
+
+
 async def test_a_replica_that_stalls_is_left_and_the_text_goes_on(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,3 +53,24 @@ async def test_a_cut_ends_each_running_request_with_the_given_error() -> None:
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert [type(r) for r in results] == [WorkerLost] * 3
     assert admission.num_running == 0
+
+
+async def test_a_request_holds_a_slot_for_each_choice_and_at_most_all_there_are() -> None:
+    admission = Admission(8, retry_after_s=2.5)
+    with admission.slot() as work:
+        admission.widen(work, 6)
+        with admission.slot() as other:
+            admission.widen(other, 2)
+            with pytest.raises(Overloaded), admission.slot():
+                pass
+        with admission.slot() as other:
+            with pytest.raises(Overloaded) as refused:
+                admission.widen(other, 3)
+            assert refused.value.retry_after_s == 2.5
+        assert admission.num_running == 1
+    with admission.slot() as work:
+        admission.widen(work, 64)
+        with pytest.raises(Overloaded), admission.slot():
+            pass
+    with admission.slot():
+        assert admission.num_running == 1

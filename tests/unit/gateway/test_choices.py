@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import ContextLengthExceeded, InvalidRequest, Overloaded, Unavailable, WorkerLost
+from common.errors import ContextLengthExceeded, InternalError, InvalidRequest, Overloaded, Unavailable, WorkerLost
 from common.generation import FinishReason, Generation, ModelFacts, TokenDelta, TokenLogprobs, WorkerView
 from common.placement import Placement, RequestOutcome, RouteQuery
+from gateway import metrics
 from gateway.attempts import AttemptLimits
 from gateway.batch import run_all
 from gateway.order import Ending, Order, Usage
@@ -223,6 +224,69 @@ async def test_the_outcome_counts_all_choices_and_the_query_has_the_affinity() -
     [outcome] = router.outcomes
     assert (outcome.num_output_tokens, outcome.finish_reason, outcome.error_code) == (6 + 5, "stop", "")
     assert [query.affinity_key for query in router.queries] == ["k"]
+
+
+async def test_each_choice_that_was_routed_by_itself_has_an_outcome_that_is_no_first_token() -> None:
+    class Moving(Router):
+        async def route(self, query: RouteQuery) -> Placement:
+            self.queries.append(query)
+            return Placement("w1" if query.attempt else "w0", decision_id=f"d{len(self.queries)}")
+
+    def script(worker: str, generation: Generation) -> list[Step]:
+        steps = each_says(WORDS)(worker, generation)
+        return [*steps[:2], WorkerLost("lost")] if worker == "w0" else steps
+
+    router = Moving()
+    await told(FakeDecode(script, workers_=workers(2)), replace(ORDER, n=2), router=router)
+    routed = {query.request_id: f"d{i + 1}" for i, query in enumerate(router.queries)}
+    assert set(routed) == {"r1", "r1.0", "r1.1"}
+    outcomes = {outcome.request_id: outcome for outcome in router.outcomes}
+    assert {request_id: outcome.decision_id for request_id, outcome in outcomes.items()} == routed
+    assert {name: (o.decode_worker_id, o.num_output_tokens, o.attempts) for name, o in outcomes.items()} == {
+        "r1": ("w0", 6 + 5, 3), "r1.0": ("w1", 6, 2), "r1.1": ("w1", 5, 2)}
+    assert [outcomes[name].ttft_s for name in ("r1.0", "r1.1")] == [0.0, 0.0]
+    assert len(router.outcomes) == 3
+
+
+@pytest.mark.parametrize("n", [1, 4])
+async def test_a_begun_stream_asks_full_workers_ever_less_often_and_counts_them_as_no_move(n: int) -> None:
+    router = Router()
+    decode = FakeDecode(lambda worker, _g: [b"a", WorkerLost("lost")] if worker == "w0" else [Overloaded("full")],
+                        workers_=workers(2))
+    before = metrics.MIGRATED._value.get()
+    with pytest.raises(Overloaded):
+        async for _ in pipeline(decode, router=router).run(
+            replace(ORDER, n=n), asyncio.get_running_loop().time() + 1.5
+        ):
+            pass
+    assert 1 + 2 * n <= len(decode.generations) <= 1 + 6 * n
+    assert metrics.MIGRATED._value.get() == before + 1
+    assert router.outcomes[0].attempts == 1
+
+
+@pytest.mark.parametrize("orders", [
+    [ORDER], [replace(ORDER, n=2)], [ORDER, replace(ORDER, request_id="r2")]], ids=("one", "choices", "prompts"))
+async def test_a_cancel_that_is_not_the_requests_own_ends_it_with_an_error(orders: list[Order]) -> None:
+    class Cut(Router):
+        async def route(self, query: RouteQuery) -> Placement:
+            raise asyncio.CancelledError
+
+    router = Cut()
+    with pytest.raises(Unavailable):
+        async with asyncio.timeout(20):
+            await told(FakeDecode(), *orders, router=router)
+    assert {outcome.error_code for outcome in router.outcomes} >= {Unavailable.code}
+
+
+async def test_tokens_that_end_before_what_begins_each_choice_has_come_end_the_call() -> None:
+    class Decode(FakeDecode):
+        async def generate(self, worker_id: str, generation: Generation) -> Any:
+            for choice in range(2):
+                yield TokenDelta("r1", (97,), FinishReason.LENGTH, choice=choice)
+
+    with pytest.raises(InternalError):
+        async with asyncio.timeout(20):
+            await told(Decode(), replace(ORDER, n=2, prompt_logprobs=0))
 
 
 async def test_prompts_of_a_batch_run_at_once_and_number_their_choices_prompt_by_prompt() -> None:

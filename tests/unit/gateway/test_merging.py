@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.errors import Unavailable
 from gateway.merging import merged
 
 
@@ -76,3 +77,18 @@ async def test_a_reader_that_leaves_closes_all_and_one_that_waits_holds_all_up()
                 await asyncio.sleep(0)
         assert before < 100
     assert all(s.closed for s in streams)
+
+
+async def test_a_cancel_from_inside_a_stream_is_an_error_that_ends_all() -> None:
+    async def cut() -> AsyncGenerator[tuple[int, int], None]:
+        yield 0, 0
+        raise asyncio.CancelledError
+
+    other = Numbers(1, 10**9)
+    async def read() -> None:
+        async for _ in merged([cut(), other.items()], 2):
+            pass
+
+    with pytest.raises(Unavailable):
+        await asyncio.wait_for(read(), 20)
+    assert other.closed

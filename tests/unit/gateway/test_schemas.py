@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from common.tokenized import ChatPrompt
 from gateway import metrics, unsupported
 from gateway.chat_request import ChatRequest
 from gateway.completion_request import MAX_CHOICES, MAX_PROMPTS, CompletionRequest
+from gateway.field_types import MAX_STOPS, MAX_TOKEN_IDS
 from gateway.order import Order
 from gateway.request_body import parse
 from gateway.text_requests import TokenizeRequest
@@ -94,7 +96,8 @@ def test_null_is_as_good_as_absent_in_a_completion(field: str) -> None:
 
 
 def _without_what_differs(order: Order) -> dict[str, Any]:
-    return {name: getattr(order, name) for name in Order.__dataclass_fields__ if name not in ("request_id", "seed")}
+    return {field.name: getattr(order, field.name) for field in dataclasses.fields(Order)
+            if field.compare and field.name not in ("request_id", "seed")}
 
 
 @pytest.mark.parametrize("call", [chat, complete])
@@ -136,6 +139,27 @@ def test_a_million_bad_items_cost_one_error() -> None:
         assert len(refusal.value.message) < 300
 
 
+@pytest.mark.parametrize(("body", "reason"), [
+    (b'{"prompt":[' + b"[1]," * 10**6 + b"[1]]}", "lists, objects and keys"),
+    (b'{"prompt":[' + b"1," * (2 * 10**6) + b"1]}", "items"),
+    (b'{"prompt":"' + b'\\\\\\",[:' * 10**5 + b'","x":[' + b'{"a":[]},' * 10**5 + b"1]}", "lists, objects and keys")])
+def test_more_values_than_a_request_can_have_are_refused_unparsed(body: bytes, reason: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"the body has .* {reason}"):
+        parse(CompletionRequest, body)
+
+
+def test_a_text_may_have_any_characters_that_part_values() -> None:
+    hurdle = b'\\\\\\",[:{'
+    assert parse(CompletionRequest, b'{"prompt":"' + hurdle * 10**6 + b'"}').prompt == '\\",[:{' * 10**6
+
+
+def test_a_list_says_how_many_items_it_may_have() -> None:
+    for sent in (["x"] * (MAX_PROMPTS + 1), [[1]] * (MAX_PROMPTS + 1), [1] * (MAX_TOKEN_IDS + 1)):
+        most = MAX_TOKEN_IDS if sent[0] == 1 else MAX_PROMPTS
+        assert f"at most {most} items" in refused(completions, prompt=sent).message
+    assert refused(chat, stop=["x"] * (MAX_STOPS + 1)).param == "stop"
+
+
 @pytest.mark.parametrize(("prompt", "prompts"), [
     ("ab", ["ab"]), (["ab"], ["ab"]), (["a", "b", "a"], ["a", "b", "a"]), ([1, 2], [(1, 2)]),
     ([[1], [2, 3]], [(1,), (2, 3)]), (["x"] * MAX_PROMPTS, ["x"] * MAX_PROMPTS)])
@@ -163,7 +187,7 @@ def test_choices_of_all_prompts_together_are_bounded() -> None:
 def test_token_ids_may_come_in_a_field_of_their_own() -> None:
     order = chat(input_ids=[1, 2], messages=...)
     assert (order.prompt, order.prompt_param) == ((1, 2), "input_ids")
-    assert chat(input_ids=[1, 2]).prompt == (1, 2)
+    assert refused(chat, input_ids=[1, 2]).param == "input_ids"
     assert refused(chat, input_ids=[], messages=...).param == "input_ids"
     assert refused(chat, messages=...).param == "messages"
     assert [order.prompt for order in completions(prompt=..., input_ids=[[1], [2]])] == [(1,), (2,)]
@@ -226,8 +250,10 @@ def test_hints_about_reasoning_reach_the_template_and_the_answer() -> None:
     ([], "messages"), ([{"role": "robot", "content": "x"}], "messages.0.role"),
     ([{"role": "user"}], "messages.0.content"), ([{"role": "user", "content": None}], "messages.0.content"),
     ([{"role": "user", "content": 5}], "messages.0.content"),
-    ([{"role": "assistant", "content": None, "tool_calls": []}], "messages.0.content"),
-    ([{"role": "tool", "content": None}], "messages.0.content"),
+    ([{"role": "system", "content": None}], "messages.0.content"),
+    ([{"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}], "messages.0.content.0.type"),
+    ([{"role": "user", "content": ["x"] * 1025}], "messages.0.content"),
+    ([{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}] * 129}], "messages.0.tool_calls"),
     ([{"role": "user", "content": [{"type": "text"}]}], "messages.0.content.0.text"),
     ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], "messages.0.content.0.type"),
     ([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "input_audio"}]}],
@@ -250,7 +276,16 @@ def test_a_wrong_message_is_refused_by_its_path(messages: Any, param: str) -> No
      {"role": "assistant", "content": "", "reasoning_content": "hm"}),
     ({"role": "assistant", "content": "x", "reasoning_content": "hm"},
      {"role": "assistant", "content": "x", "reasoning_content": "hm"}),
-    ({"role": "tool", "tool_call_id": "1", "content": "ok"}, {"role": "tool", "content": "ok", "tool_call_id": "1"})])
+    ({"role": "tool", "tool_call_id": "1", "content": "ok"}, {"role": "tool", "content": "ok", "tool_call_id": "1"}),
+    ({"role": "tool", "content": None}, {"role": "tool", "content": ""}),
+    ({"role": "function", "name": "f", "content": "ok"}, {"role": "tool", "content": "ok", "name": "f"}),
+    ({"role": "assistant", "content": None, "tool_calls": []}, {"role": "assistant", "content": ""}),
+    ({"role": "user", "content": ["a", {"type": "text", "text": "b"}]}, {"role": "user", "content": "a\nb"}),
+    ({"role": "assistant", "content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "b"}]},
+     {"role": "assistant", "content": "b", "reasoning_content": "hm"}),
+    ({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]},
+     {"role": "assistant", "content": "", "tool_calls": [
+        {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}]})])
 def test_a_turn_reaches_the_template_in_its_words(message: dict[str, Any], shown: dict[str, Any]) -> None:
     prompt = chat(messages=[message]).prompt
     assert isinstance(prompt, ChatPrompt)

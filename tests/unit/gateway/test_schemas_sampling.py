@@ -196,7 +196,7 @@ def test_best_of_is_at_least_n() -> None:
 
 def test_a_prompt_is_cut_to_what_the_context_leaves_for_the_output() -> None:
     assert complete(truncate_prompt_tokens=-1, max_tokens=100).truncate_prompt_tokens == 412
-    assert chat(truncate_prompt_tokens=-1).truncate_prompt_tokens == 511
+    assert chat(truncate_prompt_tokens=-1).truncate_prompt_tokens == -1  # the output limit is not known here
     assert complete(truncate_prompt_tokens=-1, max_tokens=512).truncate_prompt_tokens == 1
 
 

@@ -22,6 +22,9 @@ EBNF = 'root ::= "yes" | "no"'
 # What is sent, the kind of the grammar, its text (as JSON where it is JSON), and the field that it came in.
 ASKED: list[tuple[dict[str, Any], GrammarKind, Any, str]] = [
     ({"response_format": {"type": "json_object"}}, JSON_SCHEMA, ANY_OBJECT, "response_format"),
+    ({"response_format": {"type": "json_object", "schema": SCHEMA}}, JSON_SCHEMA, SCHEMA, "response_format.schema"),
+    ({"response_format": {"type": "json_schema", "json_schema": {**NAMED, "name": "Answer[int] " * 20}}}, JSON_SCHEMA,
+     SCHEMA, "response_format.json_schema.schema"),
     ({"response_format": {"type": "json_schema", "json_schema": NAMED}}, JSON_SCHEMA, SCHEMA,
      "response_format.json_schema.schema"),
     ({"response_format": {"type": "json_schema", "json_schema": {**NAMED, "strict": False, "description": "d"}}},
@@ -50,9 +53,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {"type": "json_schema", "schema": {"type": "object"}}}, "response_format.json_schema"),
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
      "response_format.json_schema.name"),
-    ({"response_format": {"type": "json_schema", "json_schema": {"name": "a b", "schema": SCHEMA}}},
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "", "schema": SCHEMA}}},
      "response_format.json_schema.name"),
-    ({"response_format": {"type": "json_schema", "json_schema": {"name": "a" * 65, "schema": SCHEMA}}},
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "a" * 257, "schema": SCHEMA}}},
      "response_format.json_schema.name"),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "response_format.json_schema.schema"),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": True}}},

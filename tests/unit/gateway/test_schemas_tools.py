@@ -100,7 +100,7 @@ def test_a_choice_that_cannot_be_met_is_refused(choice: Any, tools: Any) -> None
 
 
 @pytest.mark.parametrize(("tools", "param"), [
-    ({}, "tools"), ([5], "tools.0"), ([{"function": {"name": "f"}}], "tools.0.type"),
+    ({}, "tools"), ([5], "tools.0"), ([{"type": None, "function": {"name": "f"}}], "tools.0.type"),
     ([{"type": "function"}], "tools.0.function"), ([{"type": "function", "function": {}}], "tools.0.function.name"),
     ([tool("")], "tools.0.function.name"), ([tool("a b")], "tools.0.function.name"),
     ([tool("x" * 65)], "tools.0.function.name"), ([tool("f\n")], "tools.0.function.name"),
@@ -125,12 +125,59 @@ def test_tools_of_another_type_are_not_offered() -> None:
     assert (type(refusal), refusal.param) == (UnsupportedValue, "tools.0.type")
 
 
-def test_a_constraint_beside_tools_is_only_for_a_choice_of_none() -> None:
-    schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
-    assert chat(tools=TOOLS, tool_choice="none", response_format=schema).grammar is not None
-    assert chat(tools=[], response_format=schema).grammar is not None
-    for choice in (None, "auto", "required", named("f")):
-        refusal = refused(chat, tools=TOOLS, tool_choice=choice, response_format=schema)
-        assert refusal.param == "response_format.json_schema.schema"
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object", "title": "Answer"}}}
+
+
+def test_where_no_tool_may_be_called_a_constraint_is_all_there_is() -> None:
+    alone = chat(response_format=SCHEMA).grammar
+    assert chat(tools=TOOLS, tool_choice="none", response_format=SCHEMA).grammar == alone
+    assert chat(tools=[], response_format=SCHEMA).grammar == alone
+    assert chat(tools=TOOLS, response_format={"type": "text"}).grammar is None
+
+
+def test_calls_that_have_to_be_made_are_not_constrained_otherwise() -> None:
+    for choice in ("required", named("f")):
+        forced = chat(tools=TOOLS, tool_choice=choice)
+        for constraint in ({"response_format": SCHEMA}, {"regex": "a"}):
+            order = chat(tools=TOOLS, tool_choice=choice, **constraint)
+            assert (order.grammar, order.tools, order.grammar_param) == (forced.grammar, forced.tools, "tools")
+
+
+def test_beside_tools_that_may_be_called_a_json_schema_is_of_the_answer() -> None:
+    for choice in (None, "auto", {"type": "auto"}):
+        order = chat(tools=TOOLS, tool_choice=choice, response_format=SCHEMA)
+        assert order.tools == ToolUse(FORCED_PARSER, ("f", "g.h-1"))
+        assert (order.reasoning_parser, order.grammar_param) == ("", "response_format.json_schema.schema")
+        assert order.grammar is not None
+        assert "Answer" in order.grammar.text
+        assert "g.h-1" in order.grammar.text
+    for constraint in ({"regex": "a"}, {"ebnf": 'root ::= "a"'}, {"guided_choice": ["a"]}):
+        refusal = refused(chat, tools=TOOLS, **constraint)
+        assert refusal.param == next(iter(constraint))
         assert "tool_choice" in refusal.message
-    chat(tools=TOOLS, response_format={"type": "text"})
+
+
+def test_spellings_of_a_choice_that_mean_one_thing_are_one_choice() -> None:
+    for choice, plain in (({"type": "function", "name": "f"}, named("f")), ({"type": "none"}, "none"),
+                          ({"type": "auto"}, "auto"), ({"type": "required"}, "required")):
+        one, other = (chat(tools=TOOLS, tool_choice=spelling) for spelling in (choice, plain))
+        assert (one.tools, one.grammar, one.prompt) == (other.tools, other.grammar, other.prompt)
+    untyped = chat(tools=[{"function": TOOLS[0]["function"]}, TOOLS[1]])
+    assert shown(untyped) == TOOLS
+
+
+@pytest.mark.parametrize(("sent", "place", "param"), [
+    ({"tool_choice": "required"}, "/items/anyOf/1/properties/arguments/properties/city", "parameters.properties.city"),
+    ({"tool_choice": named("b")}, "/anyOf/0/properties/arguments", "parameters"),
+    ({"tool_choice": allowed("required", "b")}, "/items/anyOf/0/properties/arguments", "parameters"),
+    ({"response_format": SCHEMA}, "/anyOf/1/anyOf/1/properties/arguments", "parameters"),
+    ({"response_format": SCHEMA}, "/anyOf/0/properties/x", "response_format.json_schema.schema.properties.x")])
+def test_a_refused_part_of_a_schema_is_named_by_the_clients_own_path(
+    sent: dict[str, Any], place: str, param: str
+) -> None:
+    order = chat(tools=[tool("a", parameters=OBJECT), tool("b", parameters=OBJECT)], **sent)
+    param = param if param.startswith("response") else f"tools.1.function.{param}"
+    error = UnsupportedValue(f"grammar: schema: keyword 'not' at {place} is not supported", param="grammar")
+    refusal = order.as_sent(error)
+    assert (type(refusal), refusal.param) == (UnsupportedValue, param)
+    assert refusal.message == f"{param}: schema: keyword 'not' at {param} is not supported"

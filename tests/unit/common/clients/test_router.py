@@ -169,3 +169,16 @@ async def test_an_outcome_is_told_to_all_who_listen() -> None:
         await routers.bus.subscribe(OUTCOME_SUBJECT, handler)
         await routers.client.publish(OUTCOME)
         assert heard == [OUTCOME]
+
+
+async def test_a_channel_that_closes_under_a_call_makes_it_unavailable_and_cancels_nobody() -> None:
+    async with Routers() as routers:
+        replica = await routers.add("r0")
+        replica.silent = True
+        routers.client = RouterClient(routers.directory, routers.bus, attempt_timeout_s=20)
+        call = asyncio.create_task(routers.client.route(QUERY))
+        while not replica.num_calls:
+            await asyncio.sleep(0.01)
+        await routers.client.stop()
+        with pytest.raises(Unavailable, match="closed"):
+            await call

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
 
 from common.text.incremental_decoder import ByteDecoder, WindowDecoder, open_decoder
 from common.text.model_tokenizer import ModelTokenizer
@@ -118,3 +119,44 @@ def test_the_window_stays_short_on_ordinary_text(tmp_path: Path) -> None:
     decoder = WindowDecoder(tokenizer, skip_special_tokens=True)
     decoder.push([3, 5] * 500)
     assert len(decoder._window) <= 4
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_long_runs_that_end_in_replacement_characters_give_the_decode_of_the_whole(
+    any_tokenizer: ModelTokenizer, data: st.DataObject
+) -> None:
+    tokenizer = any_tokenizer
+    odd = [i for i in range(tokenizer.vocab_size) if "\ufffd" in tokenizer.decode([i], skip_special_tokens=False)]
+    one = st.one_of(st.sampled_from(odd or [2]), st.integers(0, tokenizer.vocab_size - 1))
+    run = st.lists(st.sampled_from(odd or [2]), min_size=15, max_size=60)
+    for ids in (data.draw(run) + data.draw(st.lists(one, max_size=40)), data.draw(st.lists(one, max_size=3)) * 20):
+        decoder = WindowDecoder(tokenizer, skip_special_tokens=False)
+        text = "".join([decoder.push((i,)) for i in ids]) + decoder.finish()
+        assert text == tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def test_a_run_of_replacement_characters_streams_and_the_window_stays_short(
+    fallback_tokenizer: ModelTokenizer
+) -> None:
+    bad = fallback_tokenizer._tokenizer.token_to_id("\ufffd")
+    decoder = WindowDecoder(fallback_tokenizer, skip_special_tokens=True)
+    num_chars = 0
+    for num_pushed in range(1, 501):
+        num_chars += len(decoder.push((bad,)))
+        assert len(decoder._window) < 20
+        assert num_pushed - num_chars < 20
+    assert num_chars + len(decoder.finish()) == 500
+
+
+def test_tokens_that_each_end_within_a_character_stream_before_they_end(tmp_path: Path) -> None:
+    """The tail of one character and the head of the next, for ever: each decode ends in U+FFFD."""
+    vocab = {"</s>": 0, "x": 1, "ðŁ": 2, "ĻĤðŁ": 3, "ĻĤ": 4}
+    made = Tokenizer(models.WordLevel(vocab, unk_token="x"))
+    made.decoder = decoders.ByteLevel()
+    tokenizer = ModelTokenizer.load(folders.write_folder(tmp_path, lambda: made))
+    decoder = WindowDecoder(tokenizer, skip_special_tokens=True)
+    ids = [1, 2, *[3] * 200, 4]
+    pieces = [decoder.push((i,)) for i in ids]
+    assert "".join(pieces) + decoder.finish() == "x" + "🙂" * 201
+    assert len("".join(pieces[:100])) > 80

@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from common.errors import InternalError, InvalidRequest, Overloaded, UnsupportedValue
-from common.grammar import Grammar, GrammarKind
+from common.grammar import LENIENT, Grammar, GrammarKind
 from engine.grammar import compiler as compiler_module
 from engine.grammar.compiled_grammar import CompiledGrammar
 from engine.grammar.compiler import GrammarCompiler
@@ -75,7 +75,7 @@ def test_the_whole_output_has_to_match(
     (GrammarKind.JSON_SCHEMA, False, "no value is valid"),
     (GrammarKind.JSON_SCHEMA, {"$ref": "#"}, "no text can go on"),
     (GrammarKind.JSON_SCHEMA, {"$ref": "https://example.com/s.json"}, "example.com"),
-    (GrammarKind.JSON_SCHEMA, {"type": "string", "format": "zip"}, "zip"),
+    (GrammarKind.JSON_SCHEMA, {"type": "string", "format": "idn-email"}, "idn-email"),
     (GrammarKind.JSON_SCHEMA, {"type": "string", "pattern": "["}, "unclosed"),
     (GrammarKind.JSON_SCHEMA, {"type": "integer", "minimum": 3, "maximum": 2}, "greater than"),
     (GrammarKind.REGEX, "[a-", "unclosed character class"),
@@ -100,6 +100,36 @@ def test_what_does_not_work_is_refused_with_its_reason(
             compiler.compile(_grammar(kind, text))
         assert refusal.value.param == "grammar"
         assert reason in refusal.value.message
+
+
+@pytest.mark.parametrize("schema", [
+    {"type": "object", "propertyNames": {"type": "string"}}, {"type": "array", "uniqueItems": False},
+    {"type": "string", "nullable": False}, {"type": "object", "unevaluatedProperties": True},
+    {"type": "string", "format": "binary"}, {"type": "string", "format": "password"}, {"properties": {"a": {
+        "deprecated": True, "readOnly": True, "writeOnly": True, "examples": [1], "$comment": "c", "format": "path"}}}])
+def test_a_keyword_that_asks_for_nothing_is_taken(compiler: GrammarCompiler, schema: dict[str, Any]) -> None:
+    compiler.compile(_grammar(GrammarKind.JSON_SCHEMA, schema))
+    compiler.compile(_grammar(GrammarKind.LARK, f"start: %json {json.dumps(schema)} /x/"))
+
+
+@pytest.mark.parametrize(("part", "value"), [
+    ({"type": "string", "pattern": "^(?!a)"}, "ab"), ({"type": "string", "pattern": "(x{1000}){1000}"}, "ab"),
+    ({"type": "string", "format": "idn-email"}, "ab"), ({"type": "array", "uniqueItems": True}, [1, 1]),
+    ({"type": "object", "minProperties": 3}, {}), ({"type": "integer", "not": {"const": 3}}, 3),
+    ({"type": "string", "nullable": True}, None),
+    ({"type": "object", "patternProperties": {"^(?=a)": {"type": "null"}}, "additionalProperties": False}, {"a": 1}),
+    ({"oneOf": [{"type": "string", "pattern": "^(?!a)"}, {"type": "string", "title": "any"}]}, "ab")])
+def test_a_lenient_part_of_a_schema_is_enforced_as_far_as_it_can_be(
+    compiler: GrammarCompiler, tokenizer: Tokenizer, part: dict[str, Any], value: Any
+) -> None:
+    lenient = {"properties": {"a": part, "b": {"type": "integer"}}, "type": "object", "required": ["a", "b"]}
+    grammar = _grammar(GrammarKind.JSON_SCHEMA, {**lenient, LENIENT: True})
+    assert _takes(compiler.compile(grammar), tokenizer, json.dumps({"a": value, "b": 1}))
+    assert not _takes(compiler.compile(grammar), tokenizer, json.dumps({"a": value, "b": "x"}))
+    beside = {"type": "object", "properties": {"x": {LENIENT: True}, "y": lenient}, "required": ["y"]}
+    for insisting in ({**lenient, LENIENT: False}, beside):
+        with pytest.raises(InvalidRequest):
+            compiler.compile(_grammar(GrammarKind.JSON_SCHEMA, insisting))
 
 
 @pytest.mark.parametrize("schema", [

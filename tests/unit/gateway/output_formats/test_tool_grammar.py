@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from common.errors import InvalidRequest
+from common.errors import InvalidRequest, UnsupportedValue
 from common.grammar import MAX_GRAMMAR_BYTES, Grammar
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.state import GrammarState
-from gateway.output_formats.tool_grammar import FORCED_PARSER, MAX_CALLS, ToolSpec, tool_grammar
+from gateway.output_formats.tool_grammar import FORCED_PARSER, MAX_CALLS, Answer, ToolSpec, tool_grammar
 from tests.tiny_tokenizer import tiny_tokenizer
 from tests.unit.gateway.output_formats.builders import Outcome, parser_of, read
 
@@ -81,7 +81,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 def forced(named: str | None = None, *, parser: str = "none", one_at_most: bool = False) -> Grammar:
-    return tool_grammar(parser, TOOLS, named=named, one_at_most=one_at_most)
+    return tool_grammar(parser, TOOLS, named=named, one_at_most=one_at_most).grammar
 
 
 def call(name: str, arguments: Any) -> str:
@@ -149,7 +149,7 @@ def test_white_space_cannot_go_on_and_on(model: Model) -> None:
 def test_arguments_are_an_object_of_the_names_that_the_schema_lists(
     model: Model, parameters: dict[str, Any], arguments: Any, is_allowed: bool
 ) -> None:
-    grammar = tool_grammar("none", [ToolSpec("f", parameters)], named="f", one_at_most=True)
+    grammar = tool_grammar("none", [ToolSpec("f", parameters)], named="f", one_at_most=True).grammar
     assert model.takes(grammar, call("f", arguments)) is is_allowed
 
 
@@ -160,7 +160,7 @@ def test_a_model_that_says_parameters_goes_on_saying_so(model: Model) -> None:
 
 
 def test_the_real_tokenizer_takes_the_grammar_too(smollm2: Path) -> None:
-    grammar = tool_grammar("none", [*TOOLS, ToolSpec("größe")], named=None, one_at_most=False)
+    grammar = tool_grammar("none", [*TOOLS, ToolSpec("größe")], named=None, one_at_most=False).grammar
     state = GrammarCompiler(smollm2, 49152, frozenset((END,))).compile(grammar)
     text = f"[{call('get_weather', {'city': 'Zürich', 'days': 3})}, {call('größe', {})}]"
     state.accept([*Tokenizer.from_file(str(smollm2 / "tokenizer.json")).encode(text).ids, END])
@@ -169,7 +169,7 @@ def test_the_real_tokenizer_takes_the_grammar_too(smollm2: Path) -> None:
 
 def test_many_tools_with_references_of_their_own_are_one_grammar(smollm2: Path) -> None:
     tools = [ToolSpec(f"tool_{i}", TREE) for i in range(128)]
-    grammar = tool_grammar("none", tools, named=None, one_at_most=False)
+    grammar = tool_grammar("none", tools, named=None, one_at_most=False).grammar
     state = GrammarCompiler(smollm2, 49152, frozenset((END,))).compile(grammar)
     text = f"[{call('tool_127', {'root': {'value': 1, 'next': {'value': 2}}})}]"
     state.accept([*Tokenizer.from_file(str(smollm2 / "tokenizer.json")).encode(text).ids, END])
@@ -186,8 +186,10 @@ def _nested(depth: int) -> dict[str, Any]:
 @pytest.mark.parametrize(("tools", "named", "param", "reason"), [
     (TOOLS, "nope", "tool_choice", "no tool is named 'nope'"),
     ([], None, "tool_choice", "no tools to choose from"),
-    ([ToolSpec("f"), ToolSpec("g", {"type": "string"})], None, "tools.1.function.parameters", "schema of an object"),
-    ([ToolSpec("f", _nested(100))], None, "tools.0.function.parameters", "nested deeper than 64 schemas"),
+    ([ToolSpec("f"), ToolSpec("g", {"type": "string"}, "tools.1.function.parameters")], None,
+     "tools.1.function.parameters", "schema of an object"),
+    ([ToolSpec("f", _nested(100), "tools.0.function.parameters")], None,
+     "tools.0.function.parameters", "nested deeper than 64 schemas"),
     ([ToolSpec("f", {"description": "x" * MAX_GRAMMAR_BYTES})], None, "tools", f"at most {MAX_GRAMMAR_BYTES} bytes"),
 ])
 def test_tools_that_cannot_be_enforced_are_refused(
@@ -196,3 +198,43 @@ def test_tools_that_cannot_be_enforced_are_refused(
     with pytest.raises(InvalidRequest, match=reason) as caught:
         tool_grammar("none", tools, named=named, one_at_most=False)
     assert caught.value.param == param
+
+
+PERSON = {
+    "type": "object", "properties": {"name": {"type": "string"}, "boss": {"$ref": "#"}}, "required": ["name"],
+    "additionalProperties": False}
+ANSWER = Answer(PERSON, "response_format.json_schema.schema")
+
+
+@pytest.mark.parametrize(("text", "outcome"), [
+    ('{"name": "Ann", "boss": {"name": "Bo"}}', ...),
+    ('{"name": "ping", "boss": {"name": "Bo"}}', ...),
+    ('{"name": "get_weather", "arguments": {"city": "x"}}', Outcome(calls=[("get_weather", '{"city": "x"}')])),
+    ('[{"name": "ping", "arguments": {}}]', Outcome(calls=[("ping", "{}")])),
+    ('{"name": "ping"}', Outcome(calls=[("ping", "{}")])),  # what reads as a call is one
+])
+def test_an_answer_of_a_schema_may_be_written_in_place_of_calls(model: Model, text: str, outcome: Any) -> None:
+    grammar = tool_grammar("none", TOOLS, named=None, one_at_most=False, answer=ANSWER).grammar
+    assert model.takes(grammar, text)
+    for pieces in ([text], list(text)):
+        assert read(parser_of(FORCED_PARSER, NAMES), pieces) == (Outcome(text) if outcome is ... else outcome)
+
+
+def test_beside_an_answer_nothing_else_is_allowed(model: Model) -> None:
+    for one_at_most in (False, True):
+        grammar = tool_grammar("none", TOOLS, named=None, one_at_most=one_at_most, answer=ANSWER).grammar
+        assert model.takes(grammar, call("ping", {}))
+        assert model.takes(grammar, f"[{call('ping', {})}]") is not one_at_most
+        for text in ("hello", "{}", '{"name": 1}', call("nope", {}), '{"name": "Ann", "boss": {}}', "[]"):
+            assert not model.takes(grammar, text)
+
+
+def test_only_a_strict_tool_is_refused_for_what_cannot_be_enforced(model: Model) -> None:
+    parameters = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}, "required": ["a"]}
+    grammars = [tool_grammar("none", [ToolSpec("f", parameters, is_strict=is_strict)], named="f", one_at_most=True)
+                for is_strict in (False, True)]
+    assert model.takes(grammars[0].grammar, call("f", {"a": [1, 1]}))
+    assert not model.takes(grammars[0].grammar, call("f", {"a": 1}))
+    with pytest.raises(UnsupportedValue, match="uniqueItems") as caught:
+        model.takes(grammars[1].grammar, "")
+    assert next(iter(grammars[1].places)) in caught.value.message

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import hmac
 import os
 from pathlib import Path
 
@@ -188,3 +189,42 @@ async def test_series_of_a_tenant_that_is_gone_are_dropped(file: Path) -> None:
     await ring.reload()
     text = [s for m in REGISTRY.collect() for s in m.samples if s.labels.get("tenant") == "acme"]
     assert text == []
+
+
+def test_one_digest_is_compared_however_many_keys_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "keys"
+    file.write_text("".join(hashed(f"key-{number}", f"tenant=t{number}") for number in range(50)))
+    ring, compared = KeyRing("", str(file)), []
+    compare = hmac.compare_digest
+    monkeypatch.setattr(hmac, "compare_digest", lambda a, b: compared.append(a) or compare(a, b))
+    assert ring.find(b"key-49").tenant.name == "t49"
+    assert compared == [hashlib.sha256(b"key-49").digest()]
+    assert not accepts(ring, "key-50")
+
+
+async def test_without_a_file_a_reload_changes_and_counts_nothing() -> None:
+    ring = KeyRing("listed-key")
+    before = sample("key_file_loads_total", result="ok")
+    assert await ring.reload() is False
+    assert sample("key_file_loads_total", result="ok") == before
+    assert accepts(ring, "listed-key")
+
+
+@pytest.mark.parametrize("written", ["{hex}", "{HEX}", "SHA256:{hex}", "Sha256:{hex} tenant=a", "SHA256:{HEX}"])
+def test_a_digest_where_a_key_belongs_stops_the_start_and_is_not_shown(tmp_path: Path, written: str) -> None:
+    digest = hashlib.sha256(b"some-key").hexdigest()
+    text = written.format(hex=digest, HEX=digest.upper())
+    (tmp_path / "keys").write_text(text + "\n")
+    for arguments, where in (((text, ""), "api_keys"), (("", str(tmp_path / "keys")), "line 1")):
+        with pytest.raises(ConfigError, match=where) as error:
+            KeyRing(*arguments)
+        assert digest not in error.value.message.lower()
+
+
+async def test_a_ring_knows_the_tenants_that_its_keys_have_now(file: Path) -> None:
+    ring = KeyRing("", str(file))
+    write(file, hashed("second-key", "tenant=other"))
+    assert (ring.has_tenant("acme"), ring.has_tenant("other")) == (True, False)
+    await ring.reload()
+    assert (ring.has_tenant("acme"), ring.has_tenant("other")) == (False, True)
+    assert KeyRing().has_tenant("default")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from fractions import Fraction
@@ -210,7 +211,50 @@ async def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_ones(
 async def test_after_a_failure_nobody_waits_for_a_while(valkey: RealServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis_limits, "RETRY_S", 3600.0)
     async with DelayProxy(valkey.port, 60.0) as silent, limits_on(f"redis://127.0.0.1:{silent.port}/0", 0.1) as limits:
-        with pytest.raises(Unavailable, match="TimeoutError"):
-            await limits.admit(tenant(requests=9))
-        with pytest.raises(Unavailable, match="a moment ago"):
-            await limits.admit(tenant(requests=9))
+        for why in ("TimeoutError", "TimeoutError", "a moment ago"):
+            with pytest.raises(Unavailable, match=why):
+                await limits.admit(tenant(requests=9))
+
+
+async def test_a_stall_of_the_gateway_itself_says_nothing_of_redis(
+    valkey: RealServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_limits, "RETRY_S", 3600.0)
+    async with DelayProxy(valkey.port, 0.0) as slow, limits_on(f"redis://127.0.0.1:{slow.port}/0", 0.3) as limits:
+        await limits.admit(tenant(requests=9))
+        slow.delay_s = 0.1
+        for _ in range(3):
+            asked = asyncio.create_task(limits.show(tenant(requests=9)))
+            await asyncio.sleep(0.03)
+            time.sleep(0.5)  # noqa: ASYNC251 (the stall)
+            with pytest.raises(Unavailable, match="TimeoutError"):
+                await asked
+        slow.delay_s = 0.0
+        assert not (await limits.admit(tenant(requests=9))).refused_by
+
+
+async def test_a_call_that_had_its_turn_late_says_nothing_of_redis(
+    valkey: RealServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_limits, "RETRY_S", 3600.0)
+    monkeypatch.setattr(redis_limits, "MAX_CALLS", 1)
+    async with DelayProxy(valkey.port, 0.0) as slow, limits_on(f"redis://127.0.0.1:{slow.port}/0", 0.4) as limits:
+        await limits.admit(tenant(requests=9))
+        slow.delay_s = 0.15
+        shown = await asyncio.gather(*(limits.show(tenant(requests=9)) for _ in range(9)), return_exceptions=True)
+        assert len([answer for answer in shown if isinstance(answer, Unavailable)]) >= 6
+        slow.delay_s = 0.0
+        assert not (await limits.admit(tenant(requests=9))).refused_by
+
+
+async def test_one_failure_among_answers_is_not_an_outage(
+    valkey: RealServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_limits, "RETRY_S", 3600.0)
+    async with DelayProxy(valkey.port, 0.0) as slow, limits_on(f"redis://127.0.0.1:{slow.port}/0", 0.2) as limits:
+        for _ in range(3):
+            slow.delay_s = 60.0
+            with pytest.raises(Unavailable, match="TimeoutError"):
+                await limits.show(tenant(requests=9))
+            slow.delay_s = 0.0
+            await limits.show(tenant(requests=9))
