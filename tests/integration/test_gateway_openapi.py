@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -209,3 +210,14 @@ async def test_the_document_has_no_status_that_only_the_framework_guessed(gatewa
             assert {"200", "500"} <= set(operation["responses"]), path
             is_open = path in ("/health", "/live", "/ping")
             assert ("401" in operation["responses"]) is not is_open, path
+
+
+async def test_the_openapi_document_knows_bodies_and_errors(gateway: HttpGateway) -> None:
+    document = (await gateway.client.get("/openapi.json")).json()
+    post = document["paths"]["/v1/chat/completions"]["post"]
+    assert post["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith("/ChatRequest")
+    assert {"200", "400", "401", "413", "503"} <= set(post["responses"])
+    assert "422" not in json.dumps(document["paths"])
+    names = set(document["components"]["schemas"])
+    used = {part.split('"')[0] for part in json.dumps(document).split("#/components/schemas/")[1:]}
+    assert used <= names

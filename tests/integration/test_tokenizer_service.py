@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +11,6 @@ import pytest
 
 from common.block_hash import HashScheme
 from common.clients.tokenizer import TokenizerClient
-from common.directory import Directory
 from common.errors import (
     Cancelled,
     InvalidRequest,
@@ -24,12 +20,10 @@ from common.errors import (
     Unavailable,
     UnsupportedValue,
 )
-from common.registry import RedisRegistry
 from common.service_record import ServiceRecord
-from common.tokenized import ChatPrompt, HashSpec, TextStream
+from common.tokenized import ChatPrompt, HashSpec
 from proto import tokenizer_pb2
-from tests.integration.tokenizer_fleet import TEXT, Fleet
-from tests.servers import RealServer
+from tests.integration.tokenizer_fleet import TEXT, Fleet, one_by_one
 from tests.unit.common.text import folders
 
 
@@ -53,10 +47,6 @@ async def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None
     async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0.01)
-
-
-async def one_by_one(stream: TextStream, ids: tuple[int, ...]) -> str:
-    return "".join([(await stream.push([i])).text for i in ids])
 
 
 async def test_text_goes_to_tokens_with_hashes_and_comes_back(fleet: Fleet) -> None:
@@ -380,40 +370,3 @@ async def test_stop_answers_what_still_waits(fleet: Fleet, monkeypatch: pytest.M
     await client.stop()
     with pytest.raises(Unavailable):
         await asyncio.wait_for(pushing, 2)
-
-
-async def spawn(folder: Path, nats: RealServer, valkey: RealServer) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tokenizer_svc", "--models", f"m={folder}", "--nats-url", nats.url,
-        "--redis-url", valkey.url, "--lease-ttl-s", "2", stderr=asyncio.subprocess.DEVNULL)
-
-
-async def test_a_sigkilled_process_that_starts_again_is_never_noticed_and_sigterm_ends_it_with_0(
-    folder: Path, nats: RealServer, valkey: RealServer
-) -> None:
-    registry = await RedisRegistry.connect(valkey.url, 10)
-    directory = Directory(registry, poll_s=0.1)
-    await directory.start()
-    client = TokenizerClient(directory)
-    process = await spawn(folder, nats, valkey)
-    try:
-        ids = (await client.tokenize_text("m", TEXT, add_special_tokens=False)).token_ids
-        stream = client.open_text("m")
-        text = await one_by_one(stream, ids[:25])
-        os.kill(process.pid, signal.SIGKILL)
-        await process.wait()
-        going_on = asyncio.create_task(one_by_one(stream, ids[25:]))
-        calling = asyncio.create_task(client.decode("m", ids))
-        process = await spawn(folder, nats, valkey)
-        text += await going_on + (await stream.finish()).text
-        assert text == await calling == TEXT
-        process.terminate()
-        assert await asyncio.wait_for(process.wait(), 20) == 0
-        assert not [r for r in await registry.list() if r.state == "draining"]  # its record went with it
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-        await client.stop()
-        await directory.stop()
-        await registry.close()

@@ -10,6 +10,7 @@ from common.clients.tokenizer import TokenizerClient
 from common.directory import Directory
 from common.registry import MemoryRegistry
 from common.service_host import Deps
+from common.tokenized import TextStream
 from tokenizer_svc.config import TokenizerConfig
 from tokenizer_svc.service import TokenizerService, build
 
@@ -43,3 +44,7 @@ class Fleet:
     def num_streams(self, service: TokenizerService) -> int:
         assert service._detokenizer is not None
         return service._detokenizer.num_streams
+
+
+async def one_by_one(stream: TextStream, ids: tuple[int, ...]) -> str:
+    return "".join([(await stream.push([i])).text for i in ids])
