@@ -68,7 +68,8 @@ async def api(stack: RunningStack) -> AsyncIterator[Api]:
         yield opened
 
 
-@pytest.mark.parametrize(("sent", "fits"), SHAPES, ids=[f"{i} {next(iter(sent))}" for i, (sent, _) in enumerate(SHAPES)])
+@pytest.mark.parametrize(
+    ("sent", "fits"), SHAPES, ids=[f"{i} {next(iter(sent))}" for i, (sent, _) in enumerate(SHAPES)])
 async def test_an_output_has_the_shape_that_was_asked_for(api: Api, sent: dict[str, Any], fits: Fits) -> None:
     for changes in ({"temperature": 0}, {"temperature": 1.5, "seed": 7}):
         body = {**sent, **changes, "max_tokens": 120}
