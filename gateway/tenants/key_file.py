@@ -32,7 +32,6 @@ MAX_TOKENS_PER_MINUTE: Final = 100_000_000  # the counts in Redis stay whole num
 MAX_PRIORITY: Final = 1_000
 _HASHED: Final = "sha256:"
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
-_LIKE_A_DIGEST: Final = re.compile(r"sha256:.*|[0-9a-f]{64}", re.IGNORECASE)
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MODEL: Final = re.compile(r"[\x21-\x7e]{1,256}")
 
@@ -59,13 +58,14 @@ def digest_of(key: bytes) -> bytes:
 def plain_entry(key: str, where: str, line: int = 0) -> KeyEntry:
     """Raises `ConfigError`, which does not show the key, for one that no header can carry.
 
-    And for one in the file (`line` > 0) that looks like a digest: taken for a key, it would open the gateway itself.
+    And for one that says it is a digest, or in the file (`line` > 0) looks like one: taken for a key, the digest would
+    open the gateway itself.
     """
     if len(key) < MIN_KEY_CHARS or not key.isascii() or not key.isprintable() or " " in key:
         raise ConfigError(
             f"{where}: a key must have at least {MIN_KEY_CHARS} printable ASCII characters and no space",
             param=where.partition("=")[0])
-    if line and _LIKE_A_DIGEST.fullmatch(key):
+    if key.lower().startswith(_HASHED) or (line and _DIGEST.fullmatch(key.lower())):
         raise ConfigError(
             f"{where}: looks like the digest of a key and not like a key; a digest follows {_HASHED} in lower case",
             param=where.partition("=")[0])

@@ -58,14 +58,16 @@ def test_greedy_tokens_are_those_of_transformers_alone(
 def test_batched_chunked_swapped_and_in_several_choices(
     expected: AloneAnswers, requests: list[EngineRequest]
 ) -> None:
-    run = EngineRun(expected.model, num_blocks=9, max_num_batched_tokens=5, max_num_seqs=4, swap_blocks=40,
-                    max_awaiting_fraction=1.0)
-    expected.check(run, run.run(*requests))
-    assert run.stats.num_preemptions > 0
-    assert run.stats.num_swapped_in_blocks > 0
-    assert run.runner.num_copies > 0
-    assert run.runner.num_unknown > 0
-    assert max(run.runner.chunk_sizes) < len(requests[1].prompt_token_ids)
+    swapped, forked = (EngineRun(
+        expected.model, num_blocks=num_blocks, max_num_batched_tokens=budget, max_num_seqs=4, swap_blocks=40,
+        max_awaiting_fraction=1.0) for num_blocks, budget in ((9, 10), (11, 8)))
+    for run in (swapped, forked):
+        expected.check(run, run.run(*requests))
+        assert run.stats.num_preemptions > 0
+        assert run.runner.num_unknown > 0
+        assert max(run.runner.chunk_sizes) < len(requests[1].prompt_token_ids)
+    assert swapped.stats.num_swapped_in_blocks > 0
+    assert forked.runner.num_copies > 0
 
 
 def test_cached_and_resumed_after_a_restart(expected: AloneAnswers, requests: list[EngineRequest]) -> None:

@@ -215,10 +215,15 @@ def test_a_digest_where_a_key_belongs_stops_the_start_and_is_not_shown(tmp_path:
     digest = hashlib.sha256(b"some-key").hexdigest()
     text = written.format(hex=digest, HEX=digest.upper())
     (tmp_path / "keys").write_text(text + "\n")
-    for arguments, where in (((text, ""), "api_keys"), (("", str(tmp_path / "keys")), "line 1")):
+    places = [(("", str(tmp_path / "keys")), "line 1"), ((text, ""), "api_keys")]
+    for arguments, where in places if ":" in written else places[:1]:
         with pytest.raises(ConfigError, match=where) as error:
             KeyRing(*arguments)
         assert digest not in error.value.message.lower()
+
+
+def test_a_key_of_64_hex_digits_may_be_given_as_a_setting() -> None:
+    assert accepts(KeyRing("ab" * 32, ""), "ab" * 32)
 
 
 async def test_a_ring_knows_the_tenants_that_its_keys_have_now(file: Path) -> None:
