@@ -31,6 +31,7 @@ class FakeTokenizer:
         self.specs: list[HashSpec | None] = []
         self.hold: asyncio.Event | None = None  # tokenizing waits for it
         self.num_texts_asked = 0
+        self.num_id_prompts = 0
 
     async def tokenize_text(
         self, model: str, text: str, *, add_special_tokens: bool = True, hash_spec: HashSpec | None = None,
@@ -51,6 +52,7 @@ class FakeTokenizer:
     async def check_tokens(
         self, model: str, token_ids: Sequence[int], *, hash_spec: HashSpec | None = None
     ) -> Tokenized:
+        self.num_id_prompts += 1
         for token_id in token_ids:
             if not 0 <= token_id < VOCAB_SIZE:
                 raise InvalidRequest(f"prompt: token id {token_id} is outside the vocabulary", param="prompt")

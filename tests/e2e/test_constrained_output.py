@@ -130,6 +130,7 @@ async def test_all_choices_of_a_request_have_the_shape(api: Api) -> None:
 
 async def test_a_second_constraint_and_a_grammar_without_any_output_are_refused_before_any_token(api: Api) -> None:
     """B09"""
+    before = await api.metric("shoal_generated_tokens_total")
     async with api.unharmed():
         for stream in (False, True):
             refusal(await api.chat(regex="a", guided_choice=["b"], stream=stream), [400], param="guided_choice")
@@ -139,3 +140,5 @@ async def test_a_second_constraint_and_a_grammar_without_any_output_are_refused_
                     param="structured_outputs.grammar")
             refusal(await api.chat(structured_outputs={"choice": []}, stream=stream), [400],
                     param="structured_outputs.choice")
+    beside_and_alive = 60 + 4  # tokens that `unharmed` has drawn itself
+    assert await api.metric("shoal_generated_tokens_total") - before <= beside_and_alive

@@ -102,8 +102,10 @@ async def test_closing_early_aborts_all_choices(running: Running) -> None:
     stream = running.client.generate("decode-0", replace(asked, params=replace(asked.params, n=3)))
     async for _ in stream:
         break
+    await until(lambda: running.stats.num_running == 3)
     await stream.aclose()  # type: ignore[attr-defined]
     await until(lambda: running.stats.num_running == 0 and running.stats.num_free_blocks == 64)
+    assert 3 <= running.stats.num_generated_tokens < 3 * 400
 
 
 async def test_a_repeated_prompt_is_reported_as_cached_with_the_same_tokens(running: Running) -> None:
@@ -127,6 +129,7 @@ async def test_closing_the_iterator_aborts_and_frees_the_blocks(running: Running
     await until(lambda: running.stats.num_free_blocks < 64)
     await stream.aclose()  # type: ignore[attr-defined]
     await until(lambda: running.stats.num_running == 0 and running.stats.num_free_blocks == 64)
+    assert 1 <= running.stats.num_generated_tokens < 400
 
 
 async def test_a_caller_that_vanishes_has_all_its_requests_aborted(running: Running) -> None:
@@ -174,8 +177,13 @@ async def test_a_stopped_worker_answers_what_is_left(running: Running) -> None:
 async def test_the_load_reaches_the_callers_view(running: Running) -> None:
     beside = asyncio.create_task(running.run(running.generation("beside", 300)))
     await until(lambda: running.client.workers(MODEL)[0].num_running == 1)
+    at_work = running.client.workers(MODEL)[0]
+    assert (at_work.num_blocks, at_work.num_in_flight) == (64, 1)
+    assert at_work.num_free_blocks < 64
     beside.cancel()
     await until(lambda: running.client.workers(MODEL)[0].num_running == 0)
+    at_rest = running.client.workers(MODEL)[0]
+    assert (at_rest.num_free_blocks, at_rest.num_in_flight) == (64, 0)
 
 
 async def test_an_engine_that_fails_answers_its_requests_and_reports(running: Running) -> None:

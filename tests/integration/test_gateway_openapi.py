@@ -62,9 +62,11 @@ async def test_whole_answers_are_as_documented(gateway: HttpGateway) -> None:
     document = await document_of(gateway)
     for changes in ({}, {"return_token_ids": True}, {"stop": "l"}, {"n": 2}):
         answer = await gateway.chat(**changes)
+        assert answer.status_code == 200
         hold_to(document, "/v1/chat/completions", answer)
         hold_fields_to(answer_schemas.ChatCompletion, answer.json())
         answer = await gateway.complete(**changes)
+        assert answer.status_code == 200
         hold_to(document, "/v1/completions", answer)
         hold_fields_to(answer_schemas.Completion, answer.json())
 
@@ -75,10 +77,12 @@ async def test_streamed_answers_are_as_documented(gateway: HttpGateway) -> None:
         changes = {"stream": True, "stream_options": options, "return_token_ids": bool(options)}
         answer = await gateway.chat(**changes)
         hold_to(document, "/v1/chat/completions", answer)
+        assert len(events(answer.text)) > 2
         for chunk in events(answer.text)[:-1]:
             hold_fields_to(answer_schemas.ChatCompletionChunk, chunk)
         answer = await gateway.complete(**changes)
         hold_to(document, "/v1/completions", answer)
+        assert len(events(answer.text)) > 2
         for chunk in events(answer.text)[:-1]:
             hold_fields_to(answer_schemas.CompletionChunk, chunk)
 
@@ -108,9 +112,11 @@ async def test_token_endpoints_are_as_documented(gateway: HttpGateway) -> None:
     document = await document_of(gateway)
     for strings in (False, True):
         answer = await gateway.client.post("/tokenize", json={"prompt": "ab", "return_token_strs": strings})
+        assert answer.json()["tokens"] == [97, 98]
         hold_to(document, "/tokenize", answer)
         hold_fields_to(utility_schemas.Tokens, answer.json())
     answer = await gateway.client.post("/detokenize", json={"tokens": [65]})
+    assert answer.json()["text"] == "A"
     hold_to(document, "/detokenize", answer)
     hold_fields_to(utility_schemas.Text, answer.json())
 

@@ -107,9 +107,14 @@ def test_what_does_not_work_is_refused_with_its_reason(
     {"type": "string", "nullable": False}, {"type": "object", "unevaluatedProperties": True},
     {"type": "string", "format": "binary"}, {"type": "string", "format": "password"}, {"properties": {"a": {
         "deprecated": True, "readOnly": True, "writeOnly": True, "examples": [1], "$comment": "c", "format": "path"}}}])
-def test_a_keyword_that_asks_for_nothing_is_taken(compiler: GrammarCompiler, schema: dict[str, Any]) -> None:
-    compiler.compile(_grammar(GrammarKind.JSON_SCHEMA, schema))
-    compiler.compile(_grammar(GrammarKind.LARK, f"start: %json {json.dumps(schema)} /x/"))
+def test_a_keyword_that_asks_for_nothing_is_taken(
+    compiler: GrammarCompiler, tokenizer: Tokenizer, schema: dict[str, Any]
+) -> None:
+    good = {"object": "{}", "array": "[]", "string": '"a"'}[schema.get("type", "object")]
+    inside = _grammar(GrammarKind.LARK, f"start: %json {json.dumps(schema)} /x/")
+    for grammar, end in ((_grammar(GrammarKind.JSON_SCHEMA, schema), ""), (inside, "x")):
+        assert _takes(compiler.compile(grammar), tokenizer, good + end)
+        assert not _takes(compiler.compile(grammar), tokenizer, "}" + end)
 
 
 @pytest.mark.parametrize(("part", "value"), [

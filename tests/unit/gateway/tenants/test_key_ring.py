@@ -148,6 +148,8 @@ async def test_the_watch_sees_a_change_of_the_same_size_and_time_and_outlives_a_
         await until(lambda: sample("key_file_loads_total", result="broken") > before, "the file is found broken")
         write(file, hashed("last-key"))
         await until(lambda: accepts(ring, "last-key"), "the last key")
+        assert not accepts(ring, "other-key")
+        assert not watching.done()
     finally:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
@@ -161,6 +163,7 @@ async def test_look_now_does_not_wait_for_the_next_look(file: Path) -> None:
         write(file, hashed("other-key"))
         ring.look_now()
         await until(lambda: accepts(ring, "other-key"), "the other key")
+        assert not accepts(ring, "first-key")
     finally:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
